@@ -165,8 +165,8 @@ async def wait_while_alive(
         raise failure from failure.__cause__
     finally:
         timer.cancel()
-        for each in checks:
-            each.cancel()
+        for check in checks:
+            check.cancel()
 
 
 async def _wait_until_gone(url: str, known: Callable[[], Awaitable[bool]], watch: float) -> None:
@@ -252,11 +252,11 @@ class InstanceDirectory:
     async def find_by_name(self, name: str, kind: Kind) -> list[Instance]:
         """Return the instances of a server; `updated_at` is the time of that information on the monotonic clock."""
         await self._refresh()
-        return [each for each in self.latest_by_name(name) if each.kind == kind]
+        return [instance for instance in self.latest_by_name(name) if instance.kind == kind]
 
     def latest_by_name(self, name: str) -> list[Instance]:
         """Return the cached instances of a server."""
-        return [each for each in self._known.values() if each.name == name]
+        return [instance for instance in self._known.values() if instance.name == name]
 
     def get_load(self, instance: Instance, replica: Replica) -> tuple[bool, int]:
         """Return whether an instance is unhealthy, and the number of its sessions and requests.
@@ -304,7 +304,7 @@ class InstanceDirectory:
 
     async def _still_answers(self, former: Instance) -> bool:
         """Return whether a former instance still answers, and no other instance has taken its address."""
-        if any(each.url == former.url for each in self._known.values()):
+        if any(instance.url == former.url for instance in self._known.values()):
             self._record_miss(former.id, UNKNOWN_SECONDS)
             return False
         if time.monotonic() < self._answered.get(former.id, float("-inf")):
@@ -359,13 +359,13 @@ class InstanceDirectory:
         else:
             # A head that has just started does not know all nodes yet.
             kept = {} if nodes.settled else self._known
-            self._update(kept | {each.id: each for each in nodes.instances})
+            self._update(kept | {instance.id: instance for instance in nodes.instances})
             self.updated_at, self._is_failing = time.monotonic(), False
         finally:
             self._fetching = None
 
     def _update(self, known: dict[str, Instance]) -> None:
-        self._former.update((each.id, each) for each in self._known.values() if each.id not in known)
+        self._former.update((key, instance) for key, instance in self._known.items() if key not in known)
         for returned in self._former.keys() & known.keys():
             del self._former[returned]
         while len(self._former) > MAX_REMEMBERED:

@@ -118,8 +118,8 @@ class LostNodes:
 
     def record_change(self, removed: Iterable[Service], added: Iterable[Service], now: float) -> None:
         """Record at time `now` that the services `added` appeared and `removed` disappeared."""
-        changes = Counter(each.name for each in added)
-        changes.subtract(each.name for each in removed)
+        changes = Counter(service.name for service in added)
+        changes.subtract(service.name for service in removed)
         for name, change in changes.items():
             if change:
                 numbers = self._counts.setdefault(name, [(float("-inf"), 0)])
@@ -313,15 +313,15 @@ class NodeRegistry:
         """Iterate over the live nodes in order of registration."""
         return iter(list(self._live_nodes().values()))
 
-    async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
-        """Set `up`, then watch until `over` is set for delays of this process, and extend all leases after a delay."""
-        up.set()
+    async def run(self, started: asyncio.Event, stop: asyncio.Event) -> None:
+        """Set `started`, watch for delays of this process until `stop` is set, and extend all leases after a delay."""
+        started.set()
         try:
-            while not over.is_set():
+            while not stop.is_set():
                 self._live_nodes()
                 self._awake = self._clock()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), TICK_LEASE_FRACTION * self.lease)
+                    await asyncio.wait_for(stop.wait(), TICK_LEASE_FRACTION * self.lease)
         finally:
             self._awake = None
 
@@ -337,7 +337,7 @@ class NodeRegistry:
 
     def nodes_settled_for(self, seconds: float) -> list[Node]:
         """Return the nodes that have been registered for at least `seconds`."""
-        return [each for each in self if self._clock() - each.joined >= seconds]
+        return [node for node in self if self._clock() - node.joined >= seconds]
 
     def register(self, id: str, registration: Registration, address: str) -> float:
         """Register a node or renew its lease.
@@ -402,7 +402,7 @@ class NodeRegistry:
         """
         if orders := order_restarts([*self], name, drain):
             return orders
-        workers = sorted({each.process for each in self.services if each.name == name and each.process})
+        workers = sorted({service.process for service in self.services if service.name == name and service.process})
         advice = f"restart its workers one by one: {', '.join(workers)}" if workers else "serve it with --separate"
         unsupervised = f"no supervisor can restart {name!r}: {advice}"
         unknown = f"unknown server {name!r}{format_suggestion(name, sorted(self._names()))}"
@@ -421,7 +421,7 @@ class NodeRegistry:
         self._lost.record_exits(supervisor, exits)
 
     def _names(self) -> set[str]:
-        return {HEAD_NODE_ID, *(each.name for each in (*self._own, *self.services)), *self.expected_servers}
+        return {HEAD_NODE_ID, *(service.name for service in (*self._own, *self.services)), *self.expected_servers}
 
     def leave(self, id: str) -> None:
         """Remove a node; its later reports are rejected."""
@@ -491,7 +491,7 @@ class NodeRegistry:
         """Reject a service with a reserved name, a contradicting server of its name, or an id that is in use."""
         others = [*self._own, *(candidate for node in self if node.id != ignored_id for candidate in node.services)]
         identities = {other.name: _service_identity(other) for other in others}
-        ids = Counter(each.id for each in (*others, *services))
+        ids = Counter(service.id for service in (*others, *services))
         for service in services:
             if service.name in self._taken:
                 raise RequestRejected(

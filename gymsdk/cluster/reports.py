@@ -349,12 +349,13 @@ class Registration(BaseModel):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        for each in self.services:
-            if _nesting_depth(each.fields) > MAX_DEPTH or len(json.dumps(each.fields)) > MAX_FIELDS_BYTES:
+        for service in self.services:
+            if _nesting_depth(service.fields) > MAX_DEPTH or len(json.dumps(service.fields)) > MAX_FIELDS_BYTES:
                 bounds = f"{MAX_DEPTH} levels and {MAX_FIELDS_BYTES} characters at most"
-                raise ValueError(f"the fields of the server {each.name!r} are too large: {bounds}")
-            if not each.port or not HOST_PATTERN.fullmatch(each.host):
-                raise ValueError(f"the server {each.name!r} has no valid address: {each.host[:80]!r}, port {each.port}")
+                raise ValueError(f"the fields of the server {service.name!r} are too large: {bounds}")
+            if not service.port or not HOST_PATTERN.fullmatch(service.host):
+                address = f"{service.host[:80]!r}, port {service.port}"
+                raise ValueError(f"the server {service.name!r} has no valid address: {address}")
         return self
 
 
@@ -454,7 +455,7 @@ def _nesting_depth(value: object) -> int:
     """Return the nesting depth of a JSON value, without recursion."""
     depth, level = 0, [value]
     while level:
-        depth, level = depth + 1, [inner for each in level for inner in _children(each)]
+        depth, level = depth + 1, [child for parent in level for child in _children(parent)]
     return depth
 
 

@@ -190,10 +190,10 @@ class Router:
         if owner is not None and owner in loads and owner not in exclude:
             return self[owner]
         replicas = [self[key] for key in loads]
-        candidates = [each for each in replicas if each.key not in exclude and each.is_available]
+        candidates = [replica for replica in replicas if replica.key not in exclude and replica.is_available]
         if not candidates and not only_available:
-            last_resort = [each for each in replicas if not each.rest_seconds] or replicas
-            candidates = [each for each in last_resort if each.key not in exclude]
+            last_resort = [replica for replica in replicas if not replica.rest_seconds] or replicas
+            candidates = [replica for replica in last_resort if replica.key not in exclude]
         if not candidates:
             return None
         chosen = candidates[0] if len(candidates) == 1 else min(candidates, key=partial(_rank, loads, affinity))

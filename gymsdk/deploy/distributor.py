@@ -228,7 +228,7 @@ def receive_connections(worker: WorkerConfig, servers: Mapping[str, Adopt]) -> W
     """
     by_number = [servers[name] for name in worker.ports]
 
-    async def run(up: asyncio.Event, over: asyncio.Event) -> None:
+    async def run(started: asyncio.Event, stop: asyncio.Event) -> None:
         loop, channel = asyncio.get_running_loop(), socket.socket(fileno=worker.channel)
 
         def receive() -> None:
@@ -242,8 +242,8 @@ def receive_connections(worker: WorkerConfig, servers: Mapping[str, Adopt]) -> W
         try:
             channel.send(STATE.pack(READY, os.getpid()))
             loop.add_reader(channel, receive)
-            up.set()
-            await over.wait()
+            started.set()
+            await stop.wait()
         finally:
             loop.remove_reader(channel)
             with suppress(OSError):

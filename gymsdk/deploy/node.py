@@ -96,26 +96,30 @@ class NodeClient:
         """The name of the node in log messages."""
         return f"the node at the head {client.get_host(self.head_url)}"
 
-    async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
-        """Join, set *up*, send heartbeats until *over* is set, and leave; raises `GymsdkError` if it cannot join."""
+    async def run(self, started: asyncio.Event, stop: asyncio.Event) -> None:
+        """Join, set *started*, send heartbeats until *stop* is set, and leave.
+
+        Raises:
+            GymsdkError: The node cannot join.
+        """
         try:
-            await self.join(over)
-            up.set()
-            while not await _wait(over, self._pause(), self._wake):
+            await self.join(stop)
+            started.set()
+            while not await _wait(stop, self._pause(), self._wake):
                 self._wake.clear()
                 await self.send_heartbeats()
         finally:
             await self.leave()
 
-    async def join(self, over: asyncio.Event | None = None) -> None:
-        """Register with the head, or give up when *over* is set.
+    async def join(self, stop: asyncio.Event | None = None) -> None:
+        """Register with the head, or give up when *stop* is set.
 
         Raises:
             GymsdkError: The head does not answer in time, or refuses this node.
         """
         waiting = HeadWait(redact_url(self.head_url), self._join_seconds, "name the right one with --head")
         while (reason := await self._register()) is not None:
-            if await _wait(over or asyncio.Event(), waiting.next_pause(reason)):
+            if await _wait(stop or asyncio.Event(), waiting.next_pause(reason)):
                 return
 
     async def send_heartbeats(self) -> None:
@@ -227,12 +231,12 @@ def _parse_lease(answer: HttpResponse) -> float:
     return float(lease)
 
 
-async def _wait(over: asyncio.Event, seconds: float, *events: asyncio.Event) -> bool:
-    """Wait *seconds*, or until *over* or one of *events* is set; return whether *over* is set."""
-    waiting = [asyncio.ensure_future(event.wait()) for event in (over, *events)]
+async def _wait(stop: asyncio.Event, seconds: float, *events: asyncio.Event) -> bool:
+    """Wait *seconds*, or until *stop* or one of *events* is set; return whether *stop* is set."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in (stop, *events)]
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when="FIRST_COMPLETED")
     finally:
         for task in waiting:
             task.cancel()
-    return over.is_set()
+    return stop.is_set()

@@ -242,7 +242,7 @@ class RunningProgram:
     async def run(self) -> AsyncIterator[None]:
         """Run the program while the context is open."""
         self.port.close()
-        up, over = asyncio.Event(), asyncio.Event()
+        started, stop = asyncio.Event(), asyncio.Event()
         running = asyncio.ensure_future(self.supervisor.run())
         node = NodeClient(
             self.head_url, [self.service], exits=self._get_exits, headers=self.headers, restart=self.supervisor.restart
@@ -251,15 +251,15 @@ class RunningProgram:
         try:
             await self._wait_until_ready(running)
             self.supervisor.mark_ready(self.service.name)
-            registered = asyncio.ensure_future(node.run(up, over))
+            registered = asyncio.ensure_future(node.run(started, stop))
             # A program that cannot be restarted leaves the head.
-            running.add_done_callback(lambda _: over.set())
-            await asyncio.wait({asyncio.ensure_future(up.wait()), registered}, return_when="FIRST_COMPLETED")
+            running.add_done_callback(lambda _: stop.set())
+            await asyncio.wait({asyncio.ensure_future(started.wait()), registered}, return_when="FIRST_COMPLETED")
             if registered.done():
                 registered.result()
             yield
         finally:
-            over.set()
+            stop.set()
             if registered is not None:
                 await asyncio.wait({registered})
             running.cancel()

@@ -49,19 +49,19 @@ class BackgroundTask:
 
     def __init__(self, what: str, work: Work) -> None:
         self.what = what
-        self._up = asyncio.Event()
-        self._over = asyncio.Event()
+        self._started = asyncio.Event()
+        self._stop = asyncio.Event()
         self._failure_reported = False
-        self.task = asyncio.ensure_future(work(self._up, self._over))
+        self.task = asyncio.ensure_future(work(self._started, self._stop))
 
     async def wait_until_up(self, seconds: float) -> None:
         """Wait until the work is up; raises `GymsdkError` if it fails or takes longer than *seconds*."""
-        up_waiter = asyncio.ensure_future(self._up.wait())
-        await asyncio.wait({self.task, up_waiter}, timeout=seconds, return_when="FIRST_COMPLETED")
-        up_waiter.cancel()
+        start_waiter = asyncio.ensure_future(self._started.wait())
+        await asyncio.wait({self.task, start_waiter}, timeout=seconds, return_when="FIRST_COMPLETED")
+        start_waiter.cancel()
         if self.task.done():
             raise self.describe_failure()
-        if not self._up.is_set():
+        if not self._started.is_set():
             raise GymsdkError(f"{self.what} did not start within {seconds:g} seconds; check what it waits for")
 
     def describe_failure(self) -> GymsdkError:
@@ -74,7 +74,7 @@ class BackgroundTask:
 
     async def stop(self, seconds: float) -> None:
         """End the work within *seconds*; cancel it after that, and abandon it if it ignores the cancellation."""
-        self._over.set()
+        self._stop.set()
         await asyncio.wait({self.task}, timeout=seconds)
         if not self.task.done():
             log.warning("%s did not end within %g seconds; it is left behind", self.what, seconds)
@@ -96,19 +96,19 @@ def run_in_thread(work: Work, name: str) -> Work:
         name: The name of the thread.
     """
 
-    async def run(up: asyncio.Event, over: asyncio.Event) -> None:
+    async def run(started: asyncio.Event, stop: asyncio.Event) -> None:
         caller_loop, thread_loop = asyncio.get_running_loop(), asyncio.new_event_loop()
-        thread_over = asyncio.Event()
-        task = thread_loop.create_task(_run_and_report(work, partial(_call, caller_loop, up.set), thread_over))
+        thread_stop = asyncio.Event()
+        task = thread_loop.create_task(_run_and_report(work, partial(_call, caller_loop, started.set), thread_stop))
         ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         target = partial(contextvars.copy_context().run, _run, thread_loop, task, ended)
         # A daemon thread: work that ignores its cancellation must not keep the process alive.
         threading.Thread(target=target, name=name, daemon=True).start()
         waiting: asyncio.Future[Any] = asyncio.wrap_future(ended)
-        ending: asyncio.Future[Any] = asyncio.ensure_future(over.wait())
+        ending: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait([waiting, ending], return_when="FIRST_COMPLETED")
-            _call(thread_loop, thread_over.set)
+            _call(thread_loop, thread_stop.set)
             await asyncio.shield(waiting)
         except asyncio.CancelledError:
             _call(thread_loop, task.cancel)
@@ -130,27 +130,27 @@ class LoopMonitor:
         """Return whether the event loop has run within the limit."""
         return time.monotonic() - self._at < self._limit
 
-    async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
-        """Record the time every second until *over* is set."""
-        up.set()
-        while not over.is_set():
+    async def run(self, started: asyncio.Event, stop: asyncio.Event) -> None:
+        """Record the time every second until *stop* is set."""
+        started.set()
+        while not stop.is_set():
             self._at = time.monotonic()
             with suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
-                    await over.wait()
+                    await stop.wait()
 
 
-async def _run_and_report(work: Work, report_up: Callable[[], None], over: asyncio.Event) -> None:
-    """Run *work*, and call *report_up* when it is up."""
-    up = asyncio.Event()
+async def _run_and_report(work: Work, report_start: Callable[[], None], stop: asyncio.Event) -> None:
+    """Run *work*, and call *report_start* when it is up."""
+    started = asyncio.Event()
 
     async def report() -> None:
-        await up.wait()
-        report_up()
+        await started.wait()
+        report_start()
 
     reporting = asyncio.ensure_future(report())
     try:
-        await work(up, over)
+        await work(started, stop)
     finally:
         reporting.cancel()
 
@@ -226,13 +226,13 @@ class AutoStarter(Generic[P]):
         self._failed: set[str] = set()
         self._tasks: list[BackgroundTask] = []
 
-    async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
-        """Start missing servers until *over* is set, then stop them; raises if a server fails."""
-        up.set()
+    async def run(self, started: asyncio.Event, stop: asyncio.Event) -> None:
+        """Start missing servers until *stop* is set, then stop them; raises if a server fails."""
+        started.set()
         try:
-            while not over.is_set():
+            while not stop.is_set():
                 await self._start_missing()
-                await self._wait_for_membership_change(over)
+                await self._wait_for_membership_change(stop)
         finally:
             await asyncio.gather(*(task.stop(self._stop_seconds) for task in self._tasks))
 
@@ -260,8 +260,8 @@ class AutoStarter(Generic[P]):
         announce()
         log.warning("%s runs in the process of the head, because no node has one", task.what)
 
-    async def _wait_for_membership_change(self, over: asyncio.Event) -> None:
-        ending = asyncio.ensure_future(over.wait())
+    async def _wait_for_membership_change(self, stop: asyncio.Event) -> None:
+        ending = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait(
                 {ending, *(background_task.task for background_task in self._tasks)},
@@ -271,7 +271,7 @@ class AutoStarter(Generic[P]):
         finally:
             ending.cancel()
         ended = [background_task for background_task in self._tasks if background_task.task.done()]
-        if ended and not over.is_set():
+        if ended and not stop.is_set():
             raise ended[0].describe_failure()
 
 
@@ -356,7 +356,7 @@ class ServerRunner:
         self._times = times
         self._security = security
         self._connection = connection or HeadConnection()
-        self._up = asyncio.Event()
+        self._started = asyncio.Event()
         self._tasks: list[list[BackgroundTask]] = []
         self._listeners: dict[str, Listener] = {}
         self.services: list[Service] = []
@@ -367,9 +367,9 @@ class ServerRunner:
 
     async def wait_until_up(self, running: asyncio.Task[None]) -> None:
         """Wait until all servers answer; raises the error with which the task *running* ends before that."""
-        up_waiter = asyncio.ensure_future(self._up.wait())
-        await asyncio.wait({running, up_waiter}, return_when="FIRST_COMPLETED")
-        up_waiter.cancel()
+        start_waiter = asyncio.ensure_future(self._started.wait())
+        await asyncio.wait({running, start_waiter}, return_when="FIRST_COMPLETED")
+        start_waiter.cancel()
         if running.done():
             running.result()
 
@@ -405,11 +405,11 @@ class ServerRunner:
             )
             try:
                 await self._start_servers(head_socket, sockets)
-                self._up.set()
+                self._started.set()
                 await self._wait_for_failure()
             finally:
                 # First: the head reports itself ready only while all servers run.
-                self._up.clear()
+                self._started.clear()
                 await self._stop_all()
 
     def _locate(self, spec: ServerSpec, sock: socket.socket) -> Service:
@@ -507,7 +507,7 @@ class ServerRunner:
             host=self._connection.advertise or socket_host(sock, self._host),
             port=socket_port(sock),
             extra_config=self._extra_config,
-            ready=self._up.is_set,
+            ready=self._started.is_set,
             registry=self._registry,
             fallback_services=self.fallback_services,
             loads=self._connection.loads,
@@ -568,7 +568,7 @@ class ServerRunner:
         return self._times.grace + CANCEL_GRACE_SECONDS + self._times.ending
 
 
-async def _hold_open(context: AbstractAsyncContextManager[Any], up: asyncio.Event, over: asyncio.Event) -> None:
+async def _hold_open(context: AbstractAsyncContextManager[Any], started: asyncio.Event, stop: asyncio.Event) -> None:
     async with context:
-        up.set()
-        await over.wait()
+        started.set()
+        await stop.wait()

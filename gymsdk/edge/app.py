@@ -187,7 +187,7 @@ class _DirectEndpoints:
             await response(scope, receive, send)
 
     def _find_handler(self, kind: type[Exception]) -> ExceptionHandler | None:
-        return next((self._handlers[each] for each in kind.__mro__ if each in self._handlers), None)
+        return next((self._handlers[base] for base in kind.__mro__ if base in self._handlers), None)
 
 
 class RoutingMiddleware:

@@ -206,10 +206,10 @@ class IdempotencyCache:
 
     async def aclose(self) -> None:
         """Cancel running operations, wait for them to end, and drop all kept responses."""
-        for each in self._tasks:
-            if not each.cancelling():
+        for task in self._tasks:
+            if not task.cancelling():
                 # A task that was cancelled before is already cleaning up.
-                each.cancel()
+                task.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks))
         self._kept.clear()

@@ -459,22 +459,22 @@ class Listener:
         self._state = ServerState(security.limits, get_admission_seconds=lambda: self._pacer.waited)
         self._server: _Server | None = None
 
-    async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
-        """Set `up` when the server accepts requests, serve until `over` is set, then finish the running requests."""
-        server = self._server = _Server(self._build_config(), up, over)
+    async def run(self, started: asyncio.Event, stop: asyncio.Event) -> None:
+        """Set `started` once the server accepts requests, serve until `stop` is set, and finish its requests."""
+        server = self._server = _Server(self._build_config(), started, stop)
         tls = self._security.tls
         with trust_own_certificate(self._address, tls.certificate, self._hosts) if tls else nullcontext():
-            await self._run(server, over)
+            await self._run(server, stop)
 
     def adopt(self, connection: socket.socket) -> None:
         """Serve a connection that another process has accepted."""
         assert self._server is not None, "the listener runs"
         self._server.adopt(connection)
 
-    async def _run(self, server: _Server, over: asyncio.Event) -> None:
+    async def _run(self, server: _Server, stop: asyncio.Event) -> None:
         serving = asyncio.ensure_future(server.serve([self._sock]))
         try:
-            await asyncio.wait({serving, stopping := asyncio.ensure_future(over.wait())}, return_when="FIRST_COMPLETED")
+            await asyncio.wait({serving, stopping := asyncio.ensure_future(stop.wait())}, return_when="FIRST_COMPLETED")
             stopping.cancel()
             await self._close()
             await serving
@@ -573,10 +573,10 @@ def _build_rejection(path: str, error: ApiError, *, retry_after: int | None = No
 class _Server(uvicorn.Server):
     """uvicorn's server, controlled by events: signals belong to the whole process."""
 
-    def __init__(self, config: uvicorn.Config, up: asyncio.Event, over: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, started: asyncio.Event, stop: asyncio.Event) -> None:
         super().__init__(config)
-        self._up = up
-        self._over = over
+        self._started = started
+        self._stop = stop
         self._acceptors: list[Acceptor] = []
 
     def adopt(self, connection: socket.socket) -> None:
@@ -597,7 +597,7 @@ class _Server(uvicorn.Server):
         # Older versions of uvicorn raise nothing when the app fails.
         if self.lifespan.should_exit:
             raise RuntimeError(_APP_FAILED)
-        self._acceptors = [Acceptor(each, self._create_connection, self.config.ssl) for each in sockets or ()]
+        self._acceptors = [Acceptor(sock, self._create_connection, self.config.ssl) for sock in sockets or ()]
         for acceptor in self._acceptors:
             acceptor.open()
 
@@ -621,9 +621,9 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """Serve until stopped; one tick per second instead of ten keeps idle servers off the CPU."""
         await self.on_tick(0)
-        self._up.set()
-        while not self._over.is_set():
+        self._started.set()
+        while not self._stop.is_set():
             try:
-                await asyncio.wait_for(self._over.wait(), TICK_SECONDS)
+                await asyncio.wait_for(self._stop.wait(), TICK_SECONDS)
             except TimeoutError:
                 await self.on_tick(0)

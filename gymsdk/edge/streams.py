@@ -88,8 +88,8 @@ class StreamedResponse(Response):
                 await self._stream(ending, disconnect, send)
         finally:
             tasks: set[asyncio.Future[Any]] = {ending, disconnect}
-            for each in tasks:
-                each.cancel()
+            for task in tasks:
+                task.cancel()
             # No task of a request outlives the request.
             await asyncio.wait(tasks)
 

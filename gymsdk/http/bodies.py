@@ -434,14 +434,14 @@ class _PieceParser:
     def _create_values(self, count: int) -> None:
         """Create the values of the outermost *count* open containers, each a member of the one before."""
         parent: _OpenContainer | None = None
-        for each in self._open[:count]:
-            if each.value is None:
-                each.value = {} if each.is_object else []
+        for container in self._open[:count]:
+            if container.value is None:
+                container.value = {} if container.is_object else []
                 if parent is None:
-                    self._root = each.value
+                    self._root = container.value
                 else:
-                    self._add_child(parent, each)
-            parent = each
+                    self._add_child(parent, container)
+            parent = container
 
     def _add_child(self, parent: _OpenContainer, child: _OpenContainer) -> None:
         """Add the value of *child* to the value of *parent*, after the members before it."""

@@ -293,12 +293,14 @@ async def _send(
     headers: Headers,
     max_answer_bytes: int = MAX_ANSWER_BYTES,
 ) -> HttpResponse:
-    plain = {name: each.get_secret_value() if isinstance(each, SecretStr) else each for name, each in headers.items()}
+    plain = {
+        name: value.get_secret_value() if isinstance(value, SecretStr) else value for name, value in headers.items()
+    }
     sent_headers = {**build_context_headers(), **plain}
     secrets = tuple(
-        SecretStr(each.get_secret_value().removeprefix(BEARER))
-        for each in headers.values()
-        if isinstance(each, SecretStr)
+        SecretStr(value.get_secret_value().removeprefix(BEARER))
+        for value in headers.values()
+        if isinstance(value, SecretStr)
     )
     proxy = proxies.find_proxy(url)
     host = get_host(url) if proxy is None else f"{get_host(url)} (through {proxy})"
@@ -374,7 +376,7 @@ async def _post_directly(
     else:
         content = await read_body(_iterate(raw.chunks), host, raw.status, headers, max_answer_bytes)
     set_cookies = headers.getall("Set-Cookie") if "Set-Cookie" in headers else ()
-    cookies = [each.partition(";")[0].partition("=") for each in set_cookies]
+    cookies = [cookie.partition(";")[0].partition("=") for cookie in set_cookies]
     return HttpResponse(
         host,
         raw.status,
@@ -387,8 +389,8 @@ async def _post_directly(
 
 
 async def _iterate(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
-    for each in chunks:
-        yield each
+    for chunk in chunks:
+        yield chunk
 
 
 # Bodies and headers

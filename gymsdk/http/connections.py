@@ -415,9 +415,9 @@ class ConnectionPool:
         for key, connections in list(self._idle.items()):
             # The connections are in the order in which they became idle.
             candidates = islice(connections, MAX_CLOSES_PER_PASS - closed)
-            expired = list(takewhile(lambda each: each.idle_since <= oldest, candidates))
-            for each in expired:
-                each.close()
+            expired = list(takewhile(lambda connection: connection.idle_since <= oldest, candidates))
+            for connection in expired:
+                connection.close()
             closed += len(expired)
             del connections[: len(expired)]
             if not connections:
@@ -461,6 +461,6 @@ class ConnectionPool:
     async def _look_up(self, key: tuple[str, int]) -> list[AddressInfo]:
         found = await asyncio.get_running_loop().getaddrinfo(*key, type=socket.SOCK_STREAM)
         now = time.monotonic()
-        self._addresses = {each: known for each, known in self._addresses.items() if known[0] > now}
+        self._addresses = {host: known for host, known in self._addresses.items() if known[0] > now}
         self._addresses[key] = now + RESOLUTION_SECONDS, list(dict.fromkeys(found))
         return self._addresses[key][1]

@@ -128,7 +128,7 @@ def mask_url(text: str) -> str:
 def split_addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
     """Return the distinct addresses in one or several comma-separated texts, in order."""
     texts = [addresses] if isinstance(addresses, str) else addresses
-    return tuple(dict.fromkeys(each.strip() for text in texts for each in text.split(",") if each.strip()))
+    return tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
 
 
 @cache
