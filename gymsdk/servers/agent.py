@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from fastapi import FastAPI, Request, Response
 
-from gymsdk import responses, tools
+from gymsdk import responses
 from gymsdk.cluster.forwarding import ForwardingMiddleware, OtherInstances
 from gymsdk.cluster.workers import Ownership
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
@@ -31,7 +31,13 @@ from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, build_line, get_agent_name, g
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.responses import fill_usage_details
 from gymsdk.servers import agent_sessions
-from gymsdk.servers.agent_sessions import AgentSession, CloseAgentSession, OpenAgentSession
+from gymsdk.servers.agent_sessions import (
+    AgentSession,
+    CallerSession,
+    CloseAgentSession,
+    OpenAgentSession,
+    SessionLocator,
+)
 from gymsdk.servers.aggregates import aggregate_rows
 from gymsdk.servers.requests import (
     NUMBERED_ROLLOUT_PATTERN,
@@ -44,25 +50,19 @@ from gymsdk.servers.requests import (
 )
 from gymsdk.servers.session_clients import SessionClient, check_cookie_id, check_rollout_path
 from gymsdk.servers.sessions import SessionStore
-from gymsdk.servers.tool_calls import SessionConnection, call_tool
+from gymsdk.servers.tool_calls import SessionConnection
 from gymsdk.tokens.history import mask_untrainable
 from gymsdk.types import (
     AGENT_SUFFIX,
     UNMASKED_FIELDS,
-    Action,
     Budget,
-    Episode,
     Failure,
     Item,
-    Message,
     Model,
     Playable,
     Rollout,
     Row,
-    Step,
     Task,
-    Transcript,
-    Verdict,
     find_invalid_param,
 )
 
@@ -225,6 +225,33 @@ class RunService:
             line = await self.play_to_json(row_request, format_line)
         return Response(line, media_type="application/json")
 
+    async def answer(self, request: Item, connection: SessionConnection | None, *, id: str) -> Item:
+        """Answer a Responses request; the output of the response holds all new items.
+
+        Args:
+            request: The body of the request.
+            connection: The connection to the session, if the request has one.
+            id: The rollout's id; a new one if empty.
+
+        Raises:
+            RolloutFailed: The model or a tool failed.
+            RequestRejected: The request is invalid.
+        """
+        body = {key: value for key, value in request.items() if key not in {"stream", "stream_options"}}
+        if body.get("input") is None:
+            raise RequestRejected(422, "`input` must be a string or a list of items")
+        if invalid := find_invalid_param(body):
+            raise RequestRejected(422, "`{}` must be {}".format(*invalid))
+        task = Task.model_validate({"responses_create_params": body})
+        environment = CallerSession(self.environment.name, connection)
+        async with self.slots:
+            rollout = await play(
+                environment, self.model, task, id=id or responses.generate_id("rollout"), budget=self.budget
+            )
+        if rollout.failure is not None:
+            raise RolloutFailed(rollout, rollout.failure)
+        return rollout.response or responses.build_response([], model="", status="incomplete", request=body)
+
     async def aggregate(self, body: Row) -> Item:
         """Return the metrics of the verified rows in `body`.
 
@@ -258,82 +285,6 @@ def _rollout_to_row(rollout: Rollout) -> Row:
     for name in INDEX_FIELDS:
         fields.pop(name, None)
     return mask_untrainable(fields) | {name: value for name, value in UNMASKED_FIELDS.items() if name not in fields}
-
-
-class CallerSession:
-    """An environment that plays in a session which the caller opened: it calls the session's tools and does not judge.
-
-    Args:
-        name: The environment's name.
-        connection: The connection to the session; without it the episode has no tools.
-    """
-
-    def __init__(self, name: str, connection: SessionConnection | None) -> None:
-        self.name = name
-        self._connection = connection
-
-    async def reset(
-        self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
-    ) -> Episode:
-        """Start an episode that continues the conversation in the row's request."""
-        task = row if isinstance(row, Task) else Task.model_validate(row)
-        params = task.responses_create_params
-        return Episode(
-            id=id,
-            seed=seed,
-            task=task,
-            row=task.row(),
-            environment=self,
-            transcript=Transcript(opening=task.input),
-            tools=(params.get("tools") or []) if self._connection else [],
-            repeat=repeat,
-            deadline=deadline,
-        )
-
-    async def step(self, episode: Episode, action: Action) -> Step:
-        """Call a tool; a plain reply ends the episode."""
-        if isinstance(action, Message):
-            return Step(done=True)
-        if self._connection is None:
-            # A model may call a tool although the request offers none.
-            return Step(output=tools.format_error_output(tools.format_unknown_tool(action.name, {})))
-        return await call_tool(self._connection, action, episode.tools, deadline=episode.deadline)
-
-    async def verify(self, episode: Episode) -> Verdict:  # noqa: ARG002 - the caller judges the episode
-        """Return a placeholder: the caller has the response judged."""
-        return Verdict(reward=0.0)
-
-    async def close(self, episode: Episode) -> None:
-        """Leave the session open: it belongs to the caller."""
-
-
-async def answer_request(runs: RunService, request: Item, connection: SessionConnection | None, *, id: str) -> Item:
-    """Answer a Responses request; the output of the response holds all new items.
-
-    Args:
-        runs: Provides the model, the budget and the limit on concurrent episodes.
-        request: The body of the request.
-        connection: The connection to the session, if the request has one.
-        id: The rollout's id; a new one if empty.
-
-    Raises:
-        RolloutFailed: The model or a tool failed.
-        RequestRejected: The request is invalid.
-    """
-    body = {key: value for key, value in request.items() if key not in {"stream", "stream_options"}}
-    if body.get("input") is None:
-        raise RequestRejected(422, "`input` must be a string or a list of items")
-    if invalid := find_invalid_param(body):
-        raise RequestRejected(422, "`{}` must be {}".format(*invalid))
-    task = Task.model_validate({"responses_create_params": body})
-    async with runs.slots:
-        environment = CallerSession(runs.environment.name, connection)
-        rollout = await play(
-            environment, runs.model, task, id=id or responses.generate_id("rollout"), budget=runs.budget
-        )
-    if rollout.failure is not None:
-        raise RolloutFailed(rollout, rollout.failure)
-    return rollout.response or responses.build_response([], model="", status="incomplete", request=body)
 
 
 def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
@@ -405,19 +356,6 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     return app
 
 
-@runtime_checkable
-class SessionLocator(Protocol):
-    """Connects to sessions at one resources server, or at several."""
-
-    def open_connection(
-        self, cookies: Mapping[str, str] | None = None
-    ) -> SessionConnection | Awaitable[SessionConnection]:
-        """Return a connection to the session of these cookies."""
-
-    def auth_headers(self, base_url: str) -> client.Headers:
-        """Return the headers for requests to `base_url`: the token, if `base_url` is one of these servers."""
-
-
 class AgentEndpoints:
     """The endpoints of an agent server.
 
@@ -447,9 +385,10 @@ class AgentEndpoints:
 
     async def run(self, request: Request) -> Response:
         """Play a row and return its rollout; repeated requests with one rollout id play the row once."""
+        state = get_state(request.scope)
         row = await read_json_object(request)
         self._check_agent_ref(row)
-        row_request = parse_row_request(row, self._runs.environment, rollout=get_state(request.scope).rollout_id)
+        row_request = parse_row_request(row, self._runs.environment, rollout=state.rollout_id)
         return await cancel_if_client_leaves(request, self._runs.play_once(request, row_request, row))
 
     async def respond(self, request: Request) -> Response:
@@ -460,7 +399,7 @@ class AgentEndpoints:
         connection = session.connection if session else await self._open_connection(content, cookies)
         with self._sessions.use(session) if session else nullcontext():
             result = await cancel_if_client_leaves(
-                request, answer_request(self._runs, content, connection, id=get_state(request.scope).rollout_id or "")
+                request, self._runs.answer(content, connection, id=get_state(request.scope).rollout_id or "")
             )
         response = json_response(fill_usage_details(result))
         if session is not None:

@@ -1,20 +1,22 @@
-"""The agent sessions of NeMo Gym 0.7: each gives an agent server access to the tools of an episode."""
+"""The sessions in which an agent server calls tools: a caller's own, and the agent sessions of NeMo Gym 0.7."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from gymsdk import tools
 from gymsdk.edge.errors import RequestRejected
 from gymsdk.http import client
 from gymsdk.http.client import Cookies
 from gymsdk.http.connections import check_headers
 from gymsdk.servers.requests import EpisodeId, TaskId
 from gymsdk.servers.sessions import StoredSession
-from gymsdk.servers.tool_calls import SessionConnection
+from gymsdk.servers.tool_calls import SessionConnection, call_tool
+from gymsdk.types import Action, Episode, Message, Row, Step, Task, Transcript, Verdict
 
 
 def _check_headers(headers: dict[str, str]) -> dict[str, str]:
@@ -110,3 +112,63 @@ def connect_to_tools(
     return SessionConnection(
         access.base_url.rstrip("/"), client.filter_cookies(access.cookies), {**headers, **access.headers}
     )
+
+
+@runtime_checkable
+class SessionLocator(Protocol):
+    """Connects to sessions at one resources server, or at several."""
+
+    def open_connection(
+        self, cookies: Mapping[str, str] | None = None
+    ) -> SessionConnection | Awaitable[SessionConnection]:
+        """Return a connection to the session of these cookies."""
+
+    def auth_headers(self, base_url: str) -> client.Headers:
+        """Return the headers for requests to `base_url`: the token, if `base_url` is one of these servers."""
+
+
+class CallerSession:
+    """An environment that plays in a session which the caller opened: it calls the session's tools and does not judge.
+
+    Args:
+        name: The environment's name.
+        connection: The connection to the session; without it the episode has no tools.
+    """
+
+    def __init__(self, name: str, connection: SessionConnection | None) -> None:
+        self.name = name
+        self._connection = connection
+
+    async def reset(
+        self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
+    ) -> Episode:
+        """Start an episode that continues the conversation in the row's request."""
+        task = row if isinstance(row, Task) else Task.model_validate(row)
+        params = task.responses_create_params
+        return Episode(
+            id=id,
+            seed=seed,
+            task=task,
+            row=task.row(),
+            environment=self,
+            transcript=Transcript(opening=task.input),
+            tools=(params.get("tools") or []) if self._connection else [],
+            repeat=repeat,
+            deadline=deadline,
+        )
+
+    async def step(self, episode: Episode, action: Action) -> Step:
+        """Call a tool; a plain reply ends the episode."""
+        if isinstance(action, Message):
+            return Step(done=True)
+        if self._connection is None:
+            # A model may call a tool although the request offers none.
+            return Step(output=tools.format_error_output(tools.format_unknown_tool(action.name, {})))
+        return await call_tool(self._connection, action, episode.tools, deadline=episode.deadline)
+
+    async def verify(self, episode: Episode) -> Verdict:  # noqa: ARG002 - the caller judges the episode
+        """Return a placeholder: the caller has the response judged."""
+        return Verdict(reward=0.0)
+
+    async def close(self, episode: Episode) -> None:
+        """Leave the session open: it belongs to the caller."""
