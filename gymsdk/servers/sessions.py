@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from types import SimpleNamespace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -36,6 +36,9 @@ KEY_HEADER = "X-NeMo-Gym-Session-Token"
 
 LEFT_SESSION_SECONDS = 600.0
 """Seconds from the last use to the close of a session that its client left without a request for a verdict."""
+
+JUDGED_SESSION_SECONDS = 60.0
+"""Seconds from the verdict on a session until another session may take its place; a client repeats a request sooner."""
 
 SWEEP_SECONDS = 15.0
 """Seconds between two searches for sessions to close."""
@@ -250,6 +253,7 @@ class SessionStore(Generic[S]):
         self._closed_names = ClosedIds(MAX_CLOSED_NAMES)
         self._closing: set[asyncio.Task[None]] = set()
         self._left: dict[S, None] = {}
+        self._judged: dict[S, float] = {}
 
     def __len__(self) -> int:
         """Return the number of open sessions."""
@@ -313,7 +317,7 @@ class SessionStore(Generic[S]):
             return
         await self.sweep()
         if len(self._open) >= self._max_sessions:
-            await self._await_closed(list(self._left)[:1])
+            await self._await_closed(islice(self._iter_replaceable(), 1))
         if len(self._open) >= self._max_sessions:
             noun = self._noun.partition(" ")[2]
             raise ServerOverloaded(
@@ -322,6 +326,16 @@ class SessionStore(Generic[S]):
             )
         # Another request may have opened a session of this name meanwhile.
         self._check_name(name, client)
+
+    def _iter_replaceable(self) -> Iterator[S]:
+        """Yield the sessions whose place another session may take: first those that were judged first."""
+        latest = self._clock() - JUDGED_SESSION_SECONDS
+        for session, judged_at in self._judged.items():
+            if judged_at > latest:
+                break
+            if not session.users:
+                yield session
+        yield from self._left
 
     def _check_name(self, name: str | None, client: SessionClient | None) -> None:
         if name is None:
@@ -429,7 +443,14 @@ class SessionStore(Generic[S]):
             await asyncio.shield(closing)
 
     def release(self, session: S) -> None:
-        """Release the resources of a session in the background; its client still finds the session."""
+        """Release the resources of a judged session in the background.
+
+        Its client still finds the session, for `JUDGED_SESSION_SECONDS` at least.
+        """
+        self._judged[session] = self._clock()
+        self._start_close(session)
+
+    def _start_close(self, session: S) -> None:
         if session.closing is None:
             session.closing = asyncio.create_task(session.close())
             self._closing.add(session.closing)
@@ -439,6 +460,7 @@ class SessionStore(Generic[S]):
         if self._open.pop(session.token, None) is None:
             return None
         self._left.pop(session, None)
+        self._judged.pop(session, None)
         if session.name is not None:
             self._named.pop(session.name, None)
             episode = session.client.episode if session.client else None
@@ -447,7 +469,7 @@ class SessionStore(Generic[S]):
                 self._claims.let_go(session.name, is_kept=True)
         if session.key is not None:
             self._keyed.pop(session.key, None)
-        self.release(session)
+        self._start_close(session)
         return session.closing
 
     def close_soon(self, session: S) -> None:

@@ -135,6 +135,38 @@ async def test_a_left_session_gives_its_place_to_another(open_session):
     assert open_session.closed == [1]
 
 
+async def test_a_judged_session_gives_its_place_to_another_a_minute_after_its_verdict(open_session, clock):
+    sessions = SessionStore(max_sessions=3, clock=clock)
+    unjudged, first, second = [await open_session(sessions, number) for number in (1, 2, 3)]
+    sessions.release(first)
+    sessions.release(second)
+    clock.now = 59
+    sessions.find_by_token(first.token)
+    with pytest.raises(RequestRejected, match="all 3 sessions are in use"):
+        await open_session(sessions, 4)
+    clock.now = 61
+    with sessions.use(first):
+        await open_session(sessions, 4)
+    await open_session(sessions, 5)
+    with pytest.raises(RequestRejected, match="all 3 sessions are in use"):
+        await open_session(sessions, 6)
+    assert [sessions.is_open(session) for session in (unjudged, first, second)] == [True, False, False]
+
+
+async def test_clients_that_never_close_do_not_fill_the_server(resources_client, counter, monkeypatch):
+    reply = {"output": [{"role": "assistant", "content": "x"}]}
+    async with resources_client(counter(), max_sessions=1) as client:
+        await client.post("/seed_session", json=ROW)
+        first, again = [await client.post("/verify", json={**ROW, "response": reply}) for _ in range(2)]
+        full = await client.post("/seed_session", json=ROW)
+        repeated = await client.post("/verify", json={**ROW, "response": reply})
+        monkeypatch.setattr("gymsdk.servers.sessions.JUDGED_SESSION_SECONDS", 0.0)
+        freed = await client.post("/seed_session", json=ROW)
+        called = await client.post("/spell", json={})
+    assert (first.status_code, full.status_code, freed.status_code, called.status_code) == (200, 503, 200, 200)
+    assert first.json() == again.json() == repeated.json()
+
+
 async def test_a_left_session_waits_for_its_verdict_for_a_while(open_session, clock):
     sessions = SessionStore(ttl=3600, clock=clock)
     session, other = await open_session(sessions, 1), await open_session(sessions, 2)
