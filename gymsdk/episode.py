@@ -311,18 +311,18 @@ class StageTimer:
         usage: Receives the usage.
         milliseconds: The times by stage, to which the time of the block is added.
         stage: The name of the stage.
-        each: Receives the time of the block in milliseconds, if given.
+        durations: Receives the time of the block in milliseconds, if given.
     """
 
-    __slots__ = ("_each", "_milliseconds", "_stage", "_started", "_token", "_usage")
+    __slots__ = ("_durations", "_milliseconds", "_stage", "_started", "_token", "_usage")
 
     def __init__(
-        self, usage: UsageByRole, milliseconds: dict[str, float], stage: str, each: list[float] | None = None
+        self, usage: UsageByRole, milliseconds: dict[str, float], stage: str, durations: list[float] | None = None
     ) -> None:
         self._usage = usage
         self._milliseconds = milliseconds
         self._stage = stage
-        self._each = each
+        self._durations = durations
 
     def __enter__(self) -> None:
         self._token = COLLECTED_USAGE.set(self._usage)
@@ -331,8 +331,8 @@ class StageTimer:
     def __exit__(self, *_: object) -> None:
         milliseconds = (time.perf_counter() - self._started) * 1e3
         self._milliseconds[self._stage] = self._milliseconds.get(self._stage, 0.0) + milliseconds
-        if self._each is not None:
-            self._each.append(round(milliseconds, 3))
+        if self._durations is not None:
+            self._durations.append(round(milliseconds, 3))
         COLLECTED_USAGE.reset(self._token)
 
 

@@ -38,7 +38,7 @@ from gymsdk.http import client
 from gymsdk.interpreter import build_module_command, build_program_command, get_python
 from gymsdk.locks import hold_lock
 from gymsdk.plugins.registry import installed
-from gymsdk.servers.head import build_block
+from gymsdk.servers.head import build_section
 from gymsdk.working_folder import get_working_folder, resolve_path
 
 PYTHON_KEY = "python"
@@ -299,7 +299,7 @@ async def _prepare(
     servers = [program.server for program in programs]
     sockets = [ports.enter_context(bind_socket(LISTEN_HOST, server.port or 0, what=server.name)) for server in servers]
     services = [_build_service(server, port) for server, port in zip(servers, sockets, strict=True)]
-    config |= {service.name: build_block(service) for service in services}
+    config |= {service.name: build_section(service) for service in services}
     headers = partial(credentials.bearer, token)
     return [
         RunningProgram(service, port, _build_launch(program, python, service, config), headers, head_url)

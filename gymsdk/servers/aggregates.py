@@ -69,7 +69,7 @@ def _compute_metrics(
     host_metrics = metrics.aggregate(scored, answers=any(ANSWER in row for row in rows))
     own_metrics, name_conflict = metrics.merge_metrics(host_metrics, hook_metrics)
     means = {name: value for name, value in host_metrics.items() if name.startswith("mean/")}
-    repeats = max(Counter(each.task for each in scored).values(), default=None)
+    repeats = max(Counter(rollout.task for rollout in scored).values(), default=None)
     return {
         "agent_metrics": host_metrics | own_metrics,
         "key_metrics": means | own_metrics,
@@ -155,16 +155,16 @@ def _to_rollout(row: Row, environment: str) -> Rollout:
 def _summarize_repeats(scored: Sequence[ScoredRollout], agent: str) -> list[Item]:
     """Return the metrics of each repeat over all tasks, if there are several repeats."""
     repeats: defaultdict[int, list[ScoredRollout]] = defaultdict(list)
-    for each in scored:
-        repeats[each.repeat].append(each)
-    tasks = len({each.task for each in scored})
+    for rollout in scored:
+        repeats[rollout.repeat].append(rollout)
+    tasks = len({rollout.task for rollout in scored})
     if len(repeats) <= 1:
         return []
     return [_summarize_repeat(index, repeats[index], tasks, agent) for index in sorted(repeats)]
 
 
 def _summarize_repeat(index: int, rollouts: Sequence[ScoredRollout], tasks: int, agent: str) -> Item:
-    count = len({each.task for each in rollouts})
+    count = len({rollout.task for rollout in rollouts})
     entry: Item = {
         "agent_ref": {"name": agent},
         ROLLOUT_INDEX: index,
@@ -172,7 +172,7 @@ def _summarize_repeat(index: int, rollouts: Sequence[ScoredRollout], tasks: int,
         "missing_count": tasks - count,
     }
     field_metrics = metrics.summarize_fields(rollouts)
-    rewards = sorted(each.reward for each in rollouts)
+    rewards = sorted(rollout.reward for rollout in rollouts)
     low, _, high = quantiles(rewards, n=4, method="inclusive") if len(rewards) > 1 else rewards * 3
     error = metrics.std(rewards) / math.sqrt(len(rewards))
     reward_metrics = {"sem/reward": error, "p25/reward": low, "p75/reward": high}

@@ -76,20 +76,20 @@ def build_config_yaml(
 def build_config(
     services: Sequence[Service], *, host: str, port: int, about: Item | None = None, seen: str = "127.0.0.1"
 ) -> Item:
-    """Build the configuration: the head's own keys, then a block with three levels for each server."""
+    """Build the configuration: the head's own keys, then a section with three levels for each server."""
     head_host = seen if host in WILDCARD_HOSTS else host
     own: Item = {"head_server": {"host": head_host, "port": port}, "default_host": head_host, **(about or {})}
-    return own | {each.name: build_block(each.as_seen_from(seen)) for each in services}
+    return own | {service.name: build_section(service.as_seen_from(seen)) for service in services}
 
 
 def merge_configs(reported: Item, own: Item) -> Item:
-    """Merge the configuration keys beside the servers' blocks; `own` wins."""
+    """Merge the configuration keys beside the servers' sections; `own` wins."""
     routes = {**reported.get(ROUTES_KEY, {}), **own.get(ROUTES_KEY, {})}
     return {**reported, **own} | ({ROUTES_KEY: routes} if routes else {})
 
 
-def build_block(service: Service) -> Item:
-    """Build a server's block, without its settings: they may contain secrets."""
+def build_section(service: Service) -> Item:
+    """Build a server's section of the configuration, without its settings: they may contain secrets."""
     port = service.shared_port or service.port
     address: Item = {"entrypoint": ENTRYPOINT, "host": service.host, "port": port}
     # NeMo Gym has no key for the scheme: its servers use plain HTTP.
@@ -210,15 +210,15 @@ class HeadEndpoints:
         self._health = health
 
     async def get_config(self, request: Request) -> Response:
-        """Return the configuration as YAML, with one block for each server name."""
-        names = {each.name for each in self._registry.services}
-        redundant = {each.id for each in self._fallback_services if each.name in names}
-        local = [each for each in self._local if each.id not in redundant]
-        local_names = {each.name for each in local}
-        remote = [each for each in self._registry.services if each.name not in local_names]
+        """Return the configuration as YAML, with one section for each server name."""
+        names = {service.name for service in self._registry.services}
+        redundant = {service.id for service in self._fallback_services if service.name in names}
+        local = [service for service in self._local if service.id not in redundant]
+        local_names = {service.name for service in local}
+        remote = [service for service in self._registry.services if service.name not in local_names]
         # Health only matters where several instances have one name.
-        counts = Counter(each.name for each in remote)
-        ambiguous = [each for each in remote if counts[each.name] > 1]
+        counts = Counter(service.name for service in remote)
+        ambiguous = [service for service in remote if counts[service.name] > 1]
         health = await self._health.statuses(ambiguous) if ambiguous else {}
         chosen = choose_services(remote, health, draining=self._registry.draining_instances)
         listed = [*local, *chosen.values()]
@@ -230,11 +230,16 @@ class HeadEndpoints:
     async def list_instances(self, request: Request) -> Response:
         """List all servers with their current health."""
         services = self._all_services
-        statuses = await asyncio.gather(*(check_status(each.host, each.port, each.scheme) for each in services))
-        ids = {each.id for each in self._all_services}
-        present = [(each, health) for each, health in zip(services, statuses, strict=True) if each.id in ids]
+        checks = (check_status(service.host, service.port, service.scheme) for service in services)
+        statuses = await asyncio.gather(*checks)
+        # Servers may have left during the checks.
+        ids, seen = {service.id for service in self._all_services}, requested_host(request)
         return json_response(
-            [build_instance_entry(each.as_seen_from(requested_host(request)), health) for each, health in present]
+            [
+                build_instance_entry(service.as_seen_from(seen), status)
+                for service, status in zip(services, statuses, strict=True)
+                if service.id in ids
+            ]
         )
 
     async def list_nodes(self, request: Request) -> Response:
@@ -306,8 +311,8 @@ class HeadEndpoints:
     ) -> Response:
         """Restart a server's processes one after another; each waits up to `drain` seconds for its sessions."""
         orders = self._registry.restart(name, drain)
-        pids, instances = [each.pid for each in orders], [instance for each in orders for instance in each.instances]
-        reply = RestartReply(restarting=name, pids=pids, instances=instances)
+        instances = [instance for order in orders for instance in order.instances]
+        reply = RestartReply(restarting=name, pids=[order.pid for order in orders], instances=instances)
         return json_response(reply.model_dump(mode="json"), status=202)
 
     async def remove_node(self, node: str) -> Response:

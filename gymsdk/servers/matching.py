@@ -203,7 +203,7 @@ def _find_sessions_of_row(
     difference: str | None = None
     for exact in (True, False):
         differences = [_describe_difference(session, request, environment, exact=exact) for session in candidates]
-        same_row = [session for session, each in zip(candidates, differences, strict=True) if each is None]
+        same_row = [session for session, found in zip(candidates, differences, strict=True) if found is None]
         difference = differences[-1]
         if same_row:
             return same_row, difference

@@ -315,7 +315,7 @@ class RemoteModel:
 
     async def _while_alive(self, url: str, exchange: Coroutine[Any, Any, HttpResponse]) -> HttpResponse:
         async def known() -> bool:
-            return any(each.url == url for each in await self._instances.find_by_name(self.name, MODEL_SERVER_KIND))
+            return any(instance.url == url for instance in await self._find_instances())
 
         return await wait_while_alive(exchange, url, known, watch=self._watch)
 
@@ -327,11 +327,14 @@ class RemoteModel:
                 raise self._no_instance_error(episode)
             await asyncio.sleep(LOOK_INTERVAL_SECONDS)
             await self._instances.renew()
-        healthy = [each for each in available if each.status in {None, "success"}]
-        return sorted(each.url for each in healthy or available)
+        healthy = [instance for instance in available if instance.status in {None, "success"}]
+        return sorted(instance.url for instance in healthy or available)
+
+    async def _find_instances(self) -> list[Instance]:
+        return await self._instances.find_by_name(self.name, MODEL_SERVER_KIND)
 
     async def _available_instances(self) -> list[Instance]:
-        return [each for each in await self._instances.find_by_name(self.name, MODEL_SERVER_KIND) if not each.draining]
+        return [instance for instance in await self._find_instances() if not instance.draining]
 
     def _client_for(self, urls: Sequence[str]) -> ReplicaClient:
         """Return the client for these URLs; an unchanged client keeps its knowledge of failed replicas."""

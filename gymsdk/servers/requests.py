@@ -117,7 +117,7 @@ def parse_body(kind: type[BodyModel], body: Row, *, where: str = "body") -> Body
         return kind.model_validate(body)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False)
-        shape = [{**each, "loc": [where, *each["loc"]]} for each in problems]
+        shape = [{**problem, "loc": [where, *problem["loc"]]} for problem in problems]
         raise RequestRejected(422, f"the {where} is invalid", shape=shape) from None
 
 
@@ -273,15 +273,17 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
     """
     options = RequestOptions.parse(body)
     own = options or RequestOptions()
+    budget = _read_budget(own.budget)
+    rollout_id = _read_id(body.get(ROLLOUT_ID_FIELD, body.get("capture_rollout_id"))) or rollout or ""
+    repeat = _first_integer(own.repeat, body.get(ROLLOUT_INDEX), _parse_repeat(rollout_id)) or 0
+    # Before the row is checked, so that the log names the rollout whose row is rejected.
+    tracing.set_rollout_id(rollout_id)
     declared = environment.task_type.model_fields if isinstance(environment, Environment) else {}
     fields = {key: value for key, value in body.items() if key not in {ROLLOUT_ID_FIELD, "capture_rollout_id"}}
     row = strip_results(fields, keep=declared.keys() - {HOST})
     if "responses_create_params" in row:
         row |= _copy_without_nulls({"responses_create_params": row["responses_create_params"]})
         _check_params(row["responses_create_params"])
-    rollout_id = _read_id(body.get(ROLLOUT_ID_FIELD, body.get("capture_rollout_id"))) or rollout or ""
-    tracing.set_rollout_id(rollout_id)
-    repeat = _first_integer(own.repeat, body.get(ROLLOUT_INDEX), _parse_repeat(rollout_id)) or 0
     identity = RowIdentity(row)
     return RowRequest(
         row=row,
@@ -290,7 +292,7 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
         repeat=repeat,
         id=rollout_id,
         options=options,
-        budget=_read_budget(own.budget),
+        budget=budget,
     )
 
 
