@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.fields import Changed, Given, Only, take_models
+from gymsdk.cli.fields import Changed, Given, Without, take_models
 from gymsdk.cli.group import Command, create_group
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
@@ -47,7 +47,7 @@ def check(
     ] = "policy",
     model_options: Annotated[
         Given[ModelOptions],
-        Only("token_interface", "tokenizer"),
+        Without("base_url", "api", "timeout", "pinned", "tokens"),
         Changed(
             tokenizer={"help": "Compare the engine's ids and texts with the trainer's tokenizer, a name or a folder."}
         ),

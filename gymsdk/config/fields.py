@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
@@ -56,10 +56,14 @@ def _list_types(field: FieldInfo) -> list[Any]:
     return [kind for kind in kinds if kind is not NoneType]
 
 
-def _is_text_field(field: FieldInfo) -> bool:
-    kinds = _list_types(field)
-    is_text = any(kind in (str, SecretStr, tuple[str, ...]) or get_origin(kind) is Literal for kind in kinds)
-    return is_text or is_path(field)
+def _is_text_kind(annotation: Any) -> bool:
+    """Whether *annotation* is a text or a path, or a tuple or a mapping of texts."""
+    kind, arguments = get_origin(annotation), get_args(annotation)
+    if kind in {Annotated, tuple}:
+        return _is_text_kind(arguments[0])
+    if kind in {Union, UnionType, Mapping}:
+        return any(map(_is_text_kind, arguments[1:] if kind is Mapping else arguments))
+    return kind is Literal or annotation in (str, SecretStr, Path)
 
 
 class Switches(BaseModel):
@@ -162,44 +166,43 @@ EPISODE_TIMEOUT_KEY = "default_episode_timeout_seconds"
 _AGENT_KEYS = {key for field in list_fields(AgentServerConfig).values() for key in get_keys(field)}
 BUDGET_KEYS = frozenset(_AGENT_KEYS - {EPISODE_TIMEOUT_KEY})
 
+RENAMED_KEYS: dict[str, dict[str, str]] = {
+    "openai_model": {
+        "openai_base_url": "base_url",
+        "openai_api_key": "api_key",
+        "openai_model": "model",
+        "openai_default_headers": "headers",
+        "drop_input_reasoning_items": "thoughts",
+        "max_http_attempts": "retries",
+    },
+    "vllm_model": {
+        "default_headers": "headers",
+        "sampling_overrides": "pinned",
+        "return_token_id_information": "tokens",
+        "is_responses_native": "api",
+        "uses_reasoning_parser": "thoughts",
+        "uses_interleaved_reasoning": "thoughts",
+        "preserve_reasoning_in_assistant_content": "thoughts",
+    },
+}
+"""The option of `gymsdk.model` for each key of NeMo Gym's model servers that has another name."""
+
+RENAMED_OPTIONS = {key: option for keys in RENAMED_KEYS.values() for key, option in keys.items()}
+
+TRANSLATED_KEYS = {key for key, option in RENAMED_OPTIONS.items() if option in {"api", "retries", "thoughts"}}
+"""The keys of NeMo Gym's model servers whose values are translated, too."""
+
+HEADER_KEYS = frozenset({"headers"} | {key for key, option in RENAMED_OPTIONS.items() if option == "headers"})
+"""The keys of model servers with HTTP headers."""
+
 IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
     "gymsdk_model": GYMSDK_MODEL_KEYS,
     "openai_model": frozenset(
-        {
-            "openai_base_url",
-            "openai_api_key",
-            "openai_model",
-            "openai_default_headers",
-            "drop_input_reasoning_items",
-            "extra_body",
-            "max_http_attempts",
-            "timeout",
-            "retries",
-            "max_answer",
-            OVERFLOW_KEY,
-        }
+        {"extra_body", "timeout", "retries", "max_answer", OVERFLOW_KEY, *RENAMED_KEYS["openai_model"]}
     ),
-    "vllm_model": frozenset(
-        {
-            "base_url",
-            "api_key",
-            "model",
-            "return_token_id_information",
-            "token_interface",
-            "sampling_overrides",
-            "extra_body",
-            "chat_template_kwargs",
-            "default_headers",
-            "is_responses_native",
-            "uses_reasoning_parser",
-            "uses_interleaved_reasoning",
-            "preserve_reasoning_in_assistant_content",
-            "timeout",
-            "retries",
-            "max_answer",
-            OVERFLOW_KEY,
-        }
-    ),
+    # NeMo Gym reads the tokenizer of a vLLM server, and gymsdk asks the server.
+    "vllm_model": (GYMSDK_MODEL_KEYS - {*RENAMED_KEYS["vllm_model"].values(), "tokenizer"})
+    | RENAMED_KEYS["vllm_model"].keys(),
     "simple_agent": BUDGET_KEYS,
     "gymnasium_agent": BUDGET_KEYS,
     "single_agent_turn": frozenset({EPISODE_TIMEOUT_KEY}),
@@ -241,28 +244,18 @@ IGNORED_IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
 }
 """NeMo Gym's keys of each implementation that gymsdk ignores."""
 
-TEXT_KEYS = frozenset(key for key, field in TOP_LEVEL_FIELDS.items() if _is_text_field(field))
+TEXT_KEYS = frozenset(key for key, field in TOP_LEVEL_FIELDS.items() if _is_text_kind(field.annotation))
 """The keys at the top of a configuration with values that are names, paths, addresses and keys: text."""
 
 SERVER_TEXT_KEYS = frozenset({"advertise_host", "domain", "entrypoint", "host"})
 """The keys of every server with values that are text."""
 
-MODEL_TEXT_KEYS = frozenset(
-    {
-        "api",
-        "api_key",
-        "base_url",
-        "default_headers",
-        "headers",
-        "model",
-        "openai_api_key",
-        "openai_base_url",
-        "openai_default_headers",
-        "openai_model",
-        "token_interface",
-        "tokenizer",
-    }
-)
+_TEXT_OPTIONS = {"model", "tokenizer"} | {
+    name for name, field in ModelOptions.model_fields.items() if _is_text_kind(field.annotation)
+}
+MODEL_TEXT_KEYS = _TEXT_OPTIONS | {
+    key for key, option in RENAMED_OPTIONS.items() if option in _TEXT_OPTIONS and key not in TRANSLATED_KEYS
+}
 """The keys of model servers with values that are text, in lists and mappings too."""
 
 DATASET_TEXT_KEYS = frozenset({"jsonl_fpath", "name", "type"})

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gymsdk.config import yaml
+from gymsdk.config.fields import HEADER_KEYS
 from gymsdk.config.model import (
     AGENTS,
     ENVIRONMENTS,
@@ -33,7 +34,6 @@ PROTECTED_KEYS = ("token_file", "tls_certificate", "tls_key")
 EXPOSING_SWITCHES = ("insecure", "use_absolute_ip")
 OFF_WORDS = frozenset({"", "0", "f", "false", "n", "no", "none", "off"})
 HOST_KEYS = ("host", "advertise_host")
-HEADER_KEYS = ("headers", "default_headers", "openai_default_headers")
 
 
 def check_untrusted_references(node: YamlNode, path: KeyPath, root: YamlNode, problems: Problems) -> None:
@@ -184,8 +184,6 @@ BUILTIN_PATH_PATTERN = re.compile(
 REPOSITORY_FOLDERS = (*SERVER_KINDS, "benchmarks", "environments")
 """The folders at the root of NeMo Gym's repository that have configuration files."""
 
-ENDPOINT_KEYS = {"openai_model": ("openai_base_url", "openai_api_key", "openai_model")}
-DEFAULT_ENDPOINT_KEYS = ("base_url", "api_key", "model")
 TRAINING_SUFFIX = "_for_training"
 
 FILES_WITHOUT_JUDGE = {
@@ -399,6 +397,6 @@ def _build_model_file(name: str, file: str) -> str:
         files = (name, f"{name}{TRAINING_SUFFIX}")
         hint = format_suggestion(file, files, f"there are {', '.join(files)}")
         raise BadConfig(f"{name} has no file {file}.yaml here{hint}")
-    base_url, api_key, model = ENDPOINT_KEYS.get(name, DEFAULT_ENDPOINT_KEYS)
+    base_url, api_key, model = get_endpoint_keys(name)
     text = MODEL_TEXT.format(policy=POLICY_SERVER, name=name, base_url=base_url, api_key=api_key, model=model)
     return text + "      return_token_id_information: true\n" * file.endswith(TRAINING_SUFFIX)

@@ -13,7 +13,13 @@ from typing import Any
 
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
-from gymsdk.config.fields import GYMSDK_MODEL_KEYS, OVERFLOW_KEY
+from gymsdk.config.fields import (
+    GYMSDK_MODEL_KEYS,
+    OVERFLOW_KEY,
+    RENAMED_KEYS,
+    RENAMED_OPTIONS,
+    TRANSLATED_KEYS,
+)
 from gymsdk.config.model import ModelServerConfig, PolicyConfig
 from gymsdk.config.yaml import KeyPath, Place, Problems, Scalar, YamlNode, format_key_path, to_plain
 from gymsdk.errors import BadModelOption, describe_value, format_suggestion
@@ -25,19 +31,6 @@ from gymsdk.responses import ReasoningFormat
 OPENAI_URL_PREFIX = "https://api.openai.com/"
 UNCHANGED_OPTIONS = GYMSDK_MODEL_KEYS - {"base_url", "api_key", "model"}
 """The keys that are options of `gymsdk.model` under the same name."""
-
-RENAMED_OPTIONS = {
-    "sampling_overrides": "pinned",
-    "default_headers": "headers",
-    "openai_default_headers": "headers",
-    "return_token_id_information": "tokens",
-    "max_http_attempts": "retries",
-    "drop_input_reasoning_items": "thoughts",
-}
-"""The option of `gymsdk.model` for each of NeMo Gym's keys with another name."""
-
-TRANSLATED_KEYS = frozenset({"max_http_attempts", "drop_input_reasoning_items"})
-"""The keys whose values are translated, too."""
 
 BOOLEAN_WORDS = {
     "true": True,
@@ -64,9 +57,8 @@ JUDGED_ENVIRONMENTS = frozenset({"math"})
 
 def get_endpoint_keys(implementation: str) -> tuple[str, str, str]:
     """Return the keys of base URL, API key and model in a model server of this *implementation*."""
-    if implementation == "openai_model":
-        return "openai_base_url", "openai_api_key", "openai_model"
-    return "base_url", "api_key", "model"
+    keys = {option: key for key, option in RENAMED_KEYS.get(implementation, {}).items()}
+    return keys.get("base_url", "base_url"), keys.get("api_key", "api_key"), keys.get("model", "model")
 
 
 def read_model_server(
@@ -88,18 +80,15 @@ def read_model_server(
     try:
         validate_options(config.name, config.options)
     except BadModelOption as error:
-        problems.add(_find_option_place(implementation, node, error), f"{format_key_path(path)}: {error}")
+        problems.add(_find_option_place(node, error), f"{format_key_path(path)}: {error}")
         return None
     return config
 
 
-def _find_option_place(implementation: str, node: YamlNode, error: BadModelOption) -> Place:
+def _find_option_place(node: YamlNode, error: BadModelOption) -> Place:
     """Return the place of the option that *error* is about, under the key that it has in *node*."""
     options = [option_path[0] for option_path, _ in error.setting_errors]
-    keys = {
-        **{option: key for key, option in RENAMED_OPTIONS.items() if key in node.children},
-        "base_url": get_endpoint_keys(implementation)[0],
-    }
+    keys = {option: key for key, option in RENAMED_OPTIONS.items() if key in node.children}
     return node.place_of(tuple(keys.get(option, option) for option in options))
 
 
