@@ -363,11 +363,12 @@ class ServerConfig(FrozenModel):
 
 
 class Setting(FrozenModel):
-    """A resolved setting to show to users, with secrets redacted."""
+    """A resolved setting to show to users, with secrets redacted, and the environment variables that it comes from."""
 
     path: KeyPath
     value: Any
     place: Place
+    variables: frozenset[str] = frozenset()
 
 
 def parse_root_path(value: str) -> str:

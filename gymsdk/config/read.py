@@ -323,7 +323,7 @@ def _build_deployment(root: YamlNode, folder: Path, problems: Problems, *, playe
     notes += _warn_of_readable_key(root, folder)
     problems.secrets |= show.find_secrets(root)
     settings_root, ignored = _remove_unknown_keys(root, problems)
-    redacted = show.find_redacted(settings_root)
+    uses = show.VariableUses(settings_root)
     _check_references_before_resolving(settings_root, problems)
     settings_root = _resolve(settings_root, problems)
     settings_root = _replace_policy(settings_root) if played else settings_root
@@ -340,7 +340,7 @@ def _build_deployment(root: YamlNode, folder: Path, problems: Problems, *, playe
     )
     check_ports(settings_root, deployment, problems)
     problems.raise_if_any()
-    settings = list_settings(settings_root, deployment, problems.secrets, redacted)
+    settings = list_settings(settings_root, deployment, problems.secrets, uses)
     return deployment.model_copy(update={"settings": settings})
 
 

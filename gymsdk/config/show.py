@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any
 
+from gymsdk.config.fields import HEADER_KEYS
 from gymsdk.config.model import MODELS, Deployment, ModelServerConfig, ServerConfig, Setting
 from gymsdk.config.servers import get_endpoint_keys
 from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Place, YamlNode, format_key_path, redact_secrets, to_plain
@@ -25,14 +27,11 @@ COUNT_WORDS = frozenset({"id", "ids", "limit", "budget", "length", "count", "per
 PUBLIC_KEYS = frozenset({"tls_key", "prompt_cache_key", "token_file", "pass_at_k", "pass_k"})
 """Keys with a word that marks secrets, but with a value that is not secret."""
 
-HEADER_KEYS = frozenset({"default_headers", "headers", "extra_headers"})
-"""Keys of HTTP headers, whose values are all secret."""
-
 SETTINGS_DEPTH = 3
 """The number of keys above the settings of a server: its name, kind and implementation."""
 
-VARIABLE_PATTERN = re.compile(r"\$\{\s*oc\.env\s*:")
-REFERENCE_PATTERN = re.compile(r"\$\{\s*([\w.\[\]-]+)\s*\}")
+VARIABLE_PATTERN = re.compile(r"\$\{\s*oc\.env\s*:(?:\s*(\w+)\s*(?=[,}]))?")
+INTERPOLATION_PATTERN = re.compile(r"\$\{([^}]*)")
 
 
 def find_secrets(root: YamlNode) -> set[str]:
@@ -42,7 +41,7 @@ def find_secrets(root: YamlNode) -> set[str]:
 
 def is_secret(path: KeyPath) -> bool:
     """Whether the value at *path* is secret, by its own key, or by a key above it within a server's settings."""
-    if any(key.lower() in HEADER_KEYS for key in path[:-1]):
+    if any(key.lower() in {*HEADER_KEYS, "extra_headers"} for key in path[:-1]):
         return True
     return any(_is_secret_key(key) for key in (path[SETTINGS_DEPTH:] or path[-1:]) if not key.isdecimal())
 
@@ -67,34 +66,59 @@ def _is_secret_key(key: str) -> bool:
     return are_access_tokens or bool(SECRET_WORDS & set(words)) or ends_in_secret
 
 
-def find_redacted(root: YamlNode) -> set[KeyPath]:
-    """Return the paths of values in *root* that come from environment variables, directly or through references.
+class VariableUses:
+    """The environment variables that the values of a configuration come from, directly or through references.
 
-    The references in *root* are not yet resolved.
+    A variable is secret by its name, or because a secret value comes from it. An empty name stands for what is secret
+    without a name: a variable whose name is composed, and a default that refers to a secret.
+
+    Args:
+        root: The configuration, with its references not yet resolved.
     """
-    texts = {path: node.value for path, node in root.walk() if isinstance(node.value, str) and "${" in node.value}
-    redacted = {path for path, text in texts.items() if VARIABLE_PATTERN.search(text)}
-    while referring := {path for path, text in texts.items() if path not in redacted and _refers_to(text, redacted)}:
-        redacted |= referring
-    return redacted
 
+    def __init__(self, root: YamlNode) -> None:
+        self._own: defaultdict[KeyPath, set[str]] = defaultdict(set)
+        self._below: defaultdict[KeyPath, set[str]] = defaultdict(set)
+        texts = {path: node.value for path, node in root.walk() if isinstance(node.value, str) and "${" in node.value}
+        targets = {path: [*_find_targets(text)] for path, text in texts.items()}
+        for path, text in texts.items():
+            names = {*VARIABLE_PATTERN.findall(text)}
+            keys = {key for target in targets[path] for key in target} - names
+            self._add(path, names | {""} if names and any(map(_is_secret_key, keys)) else names)
+        references = [(path, target) for path in texts for target in targets[path]]
+        # Each pass follows references one step further.
+        while sum(self._add(path, self.find(target)) for path, target in references):
+            continue
+        names = set[str]().union(*self._own.values())
+        self._secret = {name for name in names if not name or _is_secret_key(name)}
+        self._secret.update(*(self.find(path) for path in texts if is_secret(path)))
 
-def is_redacted(path: KeyPath, redacted: set[KeyPath]) -> bool:
-    """Whether *path* or a path above it is one of *redacted*."""
-    return any(path[: len(each)] == each for each in redacted)
-
-
-def _refers_to(text: str, paths: set[KeyPath]) -> bool:
-    """Whether *text* has a reference to one of *paths*, or to a value above or below one."""
-    for reference in REFERENCE_PATTERN.findall(text):
-        target = tuple(key for key in re.split(r"[.\[\]]+", reference) if key)
+    def _add(self, path: KeyPath, names: Collection[str]) -> bool:
+        """Add the *names* of variables to those of the text at *path*, and return whether one is new."""
+        if self._own[path].issuperset(names):
+            return False
         # The target of a relative reference depends on its place, so that only the last key is compared.
-        is_relative = reference.startswith(".")
-        if any((target[-1:] == path[-1:] if is_relative else target == path[: len(target)]) for path in paths):
-            return True
-        if not is_relative and is_redacted(target, paths):
-            return True
-    return False
+        for key in (*(path[:end] for end in range(1, len(path) + 1)), ("", path[-1])):
+            self._below[key].update(names)
+        self._own[path].update(names)
+        return True
+
+    def find(self, path: KeyPath) -> frozenset[str]:
+        """Return the variables that the value at *path* comes from."""
+        above = (self._own.get(path[:end], ()) for end in range(1, len(path)))
+        return frozenset(self._below.get(path, ())).union(*above)
+
+    def is_secret(self, path: KeyPath) -> bool:
+        """Whether the value at *path* comes from a secret variable."""
+        return not self._secret.isdisjoint(self.find(path))
+
+
+def _find_targets(text: str) -> Iterator[KeyPath]:
+    """Yield what *text* may refer to, also in arguments of functions; `("", KEY)` for a relative reference."""
+    for interpolation in INTERPOLATION_PATTERN.findall(text):
+        for word in re.findall(r"[\w.\[\]-]+", interpolation):
+            if keys := tuple(filter(None, re.split(r"[.\[\]]+", word))):
+                yield ("", keys[-1]) if word.startswith(".") else keys
 
 
 REDACTED = "***"
@@ -152,45 +176,63 @@ policy_model:
 """
 
 
-def list_settings(
-    root: YamlNode, deployment: Deployment, secrets: set[str], redacted: set[KeyPath]
-) -> tuple[Setting, ...]:
+def list_settings(root: YamlNode, deployment: Deployment, secrets: set[str], uses: VariableUses) -> tuple[Setting, ...]:
     """Return all settings of a deployment, including defaults, with secrets redacted.
 
     Args:
         root: The resolved configuration.
         deployment: The deployment.
         secrets: The texts to redact in all values.
-        redacted: The paths of values to redact, because they come from environment variables.
+        uses: The variables that values come from.
     """
-    # A value from an environment variable may also occur under other keys.
-    secrets = secrets | {str(node.value) for path, node in root.walk() if node.value and is_redacted(path, redacted)}
-    written = {path: (value, place) for path, value, place in _list_values(root, ())}
+    # The value of a secret variable may also occur under other keys.
+    secrets = secrets | {str(node.value) for path, node in root.walk() if node.value and uses.is_secret(path)}
+    written = {path: (value, place, path) for path, value, place in _list_values(root, ())}
     for server in deployment.get_servers(MODELS):
         written |= dict(_list_endpoint(root, server))
-    defaults = {path: (value, DEFAULT_PLACE) for path, value in _list_defaults(deployment) if root.get(*path) is None}
-    ordered = sorted((written | defaults).items(), key=lambda each: _get_sort_key(each[0], deployment))
+    defaults = {
+        path: (value, DEFAULT_PLACE, ("default_host",) if path[-1] == "host" else path)
+        for path, value in _list_defaults(deployment)
+        if root.get(*path) is None
+    }
+    ordered = sorted((written | defaults).items(), key=lambda item: _get_sort_key(item[0], deployment))
     return tuple(
         Setting(
             path=path,
-            value=REDACTED if is_redacted(path, redacted) else _redact(path, value, secrets, redacted),
+            value=_redact_setting(path, value, secrets, source, uses),
             place=place,
+            variables=uses.find(source),
         )
-        for path, (value, place) in ordered
+        for path, (value, place, source) in ordered
     )
+
+
+def _redact_setting(path: KeyPath, value: Any, secrets: set[str], source: KeyPath, uses: VariableUses) -> Any:
+    """Return *value* redacted; it comes from the value at *source*."""
+    redacted = REDACTED if uses.is_secret(source) else _redact(path, value, secrets)
+    # What else is in the value of a variable, such as the rest of a password in a URL, is not known.
+    return REDACTED if redacted != value and uses.find(source) else redacted
 
 
 def redact_fields(deployment: Deployment, fields: Mapping[str, Collection[str]]) -> Deployment:
     """Return *deployment* with further settings redacted: the *fields* of each server, by the server's name."""
     settings: dict[KeyPath, Setting] = {}
-    for each in deployment.settings:
-        names = fields.get(each.path[0], ())
-        depth = next((depth for depth, key in enumerate(each.path) if depth and key in names), None)
+    variables: set[str] = set()
+    for setting in deployment.settings:
+        names = fields.get(setting.path[0], ())
+        depth = next((depth for depth, key in enumerate(setting.path) if depth and key in names), None)
+        if depth is None:
+            settings.setdefault(setting.path, setting)
+            continue
         # The keys below a secret setting are not shown either: a user may have mixed up a key and its value.
-        path = each.path if depth is None else each.path[: depth + 1]
-        redacted = each if depth is None else each.model_copy(update={"path": path, "value": REDACTED})
-        settings.setdefault(path, redacted)
-    return deployment.model_copy(update={"settings": tuple(settings.values())})
+        path = setting.path[: depth + 1]
+        settings.setdefault(path, setting.model_copy(update={"path": path, "value": REDACTED}))
+        variables |= setting.variables
+    shown = (
+        setting.model_copy(update={"value": REDACTED}) if setting.variables & variables else setting
+        for setting in settings.values()
+    )
+    return deployment.model_copy(update={"settings": tuple(shown)})
 
 
 def format_yaml_lines(deployment: Deployment) -> Iterator[str]:
@@ -246,8 +288,8 @@ def _list_defaults(deployment: Deployment) -> Iterator[tuple[KeyPath, Any]]:
             yield (*path, key, "name"), name
 
 
-def _list_endpoint(root: YamlNode, server: ServerConfig) -> Iterator[tuple[KeyPath, tuple[Any, Place]]]:
-    """Yield the base URLs, the model and the key that a model server uses: its own values, or the policy's."""
+def _list_endpoint(root: YamlNode, server: ServerConfig) -> Iterator[tuple[KeyPath, tuple[Any, Place, KeyPath]]]:
+    """Yield the base URLs, the model and the key that a model server uses, each with its place and the path there."""
     if not isinstance(server.kind_settings, ModelServerConfig) or server.implementation == "gymsdk_model":
         return
     path = (server.name, server.kind, server.implementation)
@@ -261,8 +303,9 @@ def _list_endpoint(root: YamlNode, server: ServerConfig) -> Iterator[tuple[KeyPa
         values.append((api_key_key, "policy_api_key", REDACTED))
     for key, policy_key, value in values:
         own = root.get(*path, key)
+        source = (*path, key) if own and own.value else (policy_key,)
         if value:
-            yield (*path, key), (value, own.place if own and own.value else root.place_of((policy_key,)))
+            yield (*path, key), (value, root.place_of(source), source)
 
 
 def _get_sort_key(path: KeyPath, deployment: Deployment) -> tuple[int, KeyPath]:
@@ -273,14 +316,14 @@ def _get_sort_key(path: KeyPath, deployment: Deployment) -> tuple[int, KeyPath]:
     return (0 if path[0] == "head_server" else 1), path[:1]
 
 
-def _redact(path: KeyPath, value: Any, secrets: set[str], redacted: set[KeyPath]) -> Any:
+def _redact(path: KeyPath, value: Any, secrets: set[str]) -> Any:
     """Return *value* with each part redacted that is secret by its path, or that contains one of *secrets*."""
-    if (is_secret(path) or is_redacted(path, redacted)) and value not in ("", None) and not isinstance(value, bool):
+    if is_secret(path) and value not in ("", None) and not isinstance(value, bool):
         return REDACTED
     if isinstance(value, dict):
-        return {key: _redact((*path, key), each, secrets, redacted) for key, each in value.items()}
+        return {key: _redact((*path, key), part, secrets) for key, part in value.items()}
     if isinstance(value, list):
-        return [_redact((*path, str(index)), each, secrets, redacted) for index, each in enumerate(value)]
+        return [_redact((*path, str(index)), part, secrets) for index, part in enumerate(value)]
     return redact_url(redact_secrets(value, secrets)) if isinstance(value, str) else value
 
 

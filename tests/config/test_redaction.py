@@ -13,18 +13,33 @@ from gymsdk.config.read import load_config
 from gymsdk.config.show import is_secret
 
 SERVERS = """
-shared: {{place: '${{oc.env:PLACE_OF_IT}}'}}
+shared: {place: '${oc.env:PLACE}', token: '${oc.env:PLACE_OF_TOKEN}', url: '${oc.env:STORE_URL}', name: '${.place}'}
 policy_base_url: http://127.0.0.1:1/v1
-policy_api_key: none
-policy_model_name: ${{oc.env:MODEL_OF_IT}}
+policy_api_key: ${oc.env:POLICY,none}
+policy_model_name: ${oc.env:MODEL_OF_IT}
+default_host: ${oc.select:policy_model.responses_api_models.openai_model.extra_body.both}
 policy_model:
   responses_api_models:
     openai_model:
       entrypoint: app.py
-      openai_base_url: ${{policy_base_url}}
-      openai_api_key: ${{policy_api_key}}
-      openai_model: ${{policy_model_name}}
-      extra_body: {{max_tokens: 7, inner: {{session_cookie: hush-{0}, dsn: hush-{0}, place: '${{shared.place}}'}}}}
+      openai_base_url: ${policy_base_url}
+      openai_api_key: ${policy_api_key}
+      openai_model: ${policy_model_name}
+      openai_default_headers: {X-Team: hush-team}
+      extra_body:
+        max_tokens: 7
+        region: ${oc.env:REGION,eu}
+        regions: ['${oc.env:REGION,eu}', other]
+        again: ${shared.place}
+        relative: ${shared.name}
+        inner: {session_cookie: hush-body, dsn: hush-body, spot: '${shared.token}', url: '${shared.url}'}
+        by_name: ${oc.env:DB_PASSWORD}
+        composed: ${oc.env:${oc.env:NAME_OF_IT}}
+        default: ${oc.env:UNSET,${policy_api_key}}
+        both: ${oc.env:BOTH}
+        secret_mapping: {deep: '${oc.env:BOTH}'}
+        of_function: ${oc.env:CHAINED}
+        my_password: ${oc.select:policy_model.responses_api_models.openai_model.extra_body.of_function}
 """
 
 
@@ -74,18 +89,32 @@ def test_a_server_named_like_a_secret_is_shown() -> None:
     assert not is_secret(("secret_keys", "resources_servers", "secret_keys", "host"))
 
 
-def test_values_from_variables_and_references_to_them_are_redacted(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PLACE_OF_IT", "hush-place")
-    monkeypatch.setenv("MODEL_OF_IT", "hush-model")
-    write("a.yaml", SERVERS.format("body"))
-    settings = list_settings(load_config(["a.yaml"]))
-    assert not [each for each in settings.items() if "hush" in str(each)]
-    assert settings["policy_model_name"][0] == "***"
-    path = "policy_model.responses_api_models.openai_model"
-    assert settings[f"{path}.extra_body.max_tokens"][0] == 7
-    assert settings[f"{path}.openai_base_url"][0] == "http://127.0.0.1:1/v1"
+def test_values_from_variables_are_redacted_if_they_are_secret(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {
+        **dict.fromkeys(("PLACE_OF_TOKEN", "POLICY", "DB_PASSWORD", "COMPOSED", "BOTH", "CHAINED"), "hush"),
+        "PLACE": "oslo",
+        "MODEL_OF_IT": "m-7",
+        "NAME_OF_IT": "COMPOSED",
+        "STORE_URL": "https://user:hu@sh@host/v1",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    write("a.yaml", SERVERS)
+    settings = {name: value for name, (value, _) in list_settings(load_config(["a.yaml"])).items()}
+    assert not [setting for setting in settings.items() if "hu@sh" in str(setting) or "hush" in str(setting)]
+    body = "policy_model.responses_api_models.openai_model.extra_body"
+    shown = {
+        "policy_model_name": "m-7",
+        "policy_model.responses_api_models.openai_model.openai_model": "m-7",
+        f"{body}.max_tokens": 7,
+        f"{body}.region": "eu",
+        f"{body}.regions": ["eu", "other"],
+        f"{body}.again": "oslo",
+        f"{body}.relative": "oslo",
+    }
+    assert {name: settings[name] for name in shown} == shown
+    hidden = ("both", "of_function", "by_name", "composed", "default", "inner.spot", "inner.url")
+    assert {settings[f"{body}.{name}"] for name in hidden} | {settings["default_host"]} == {"***"}
 
 
 def test_a_secret_field_of_an_environment_is_not_shown(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +128,9 @@ def test_a_secret_field_of_an_environment_is_not_shown(write: Write, monkeypatch
         pin: SecretStr | None = None
 
     monkeypatch.setattr(registry, "load", lambda _: SimpleNamespace(config=Own()))
-    block = "entrypoint: app.py, environment: own, config: {plain: seen, pin: hush}"
-    write("a.yaml", f"one:\n  resources_servers:\n    gymsdk: {{{block}}}\n")
+    monkeypatch.setenv("PIN_OF_IT", "hush")
+    server = "entrypoint: app.py, environment: own, config: {plain: seen, pin: '${oc.env:PIN_OF_IT}'}"
+    write("a.yaml", f"default_host: '${{oc.env:PIN_OF_IT}}'\none:\n  resources_servers:\n    gymsdk: {{{server}}}\n")
     result = CliRunner().invoke(app, ["config", "--config", "a.yaml"])
     assert "seen" in result.output, result.output
     assert "hush" not in result.output
