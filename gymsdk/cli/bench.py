@@ -155,9 +155,9 @@ async def _print_measurements(plan: BenchPlan, *, json: bool) -> Sequence[BenchR
     found: list[BenchResult] = []
     with show_warnings():
         async with aclosing(measure(plan, lambda text: typer.echo(text, err=True))) as results:
-            async for each in results:
-                found.append(each)
-                echo(each.model_dump_json().encode() if json else format_table(each))
+            async for result in results:
+                found.append(result)
+                echo(result.model_dump_json().encode() if json else format_table(result))
     if len(plan.shapes) > 1 and not json:
         echo(format_factors(found))
     return found

@@ -109,11 +109,12 @@ def _list_checks(checks: Sequence[Check | ModelCheck], *, json: bool) -> None:
     if json:
         from gymsdk import jsonl
 
-        listed = [{"id": each.id, "requirement": each.requirement, "why": each.why, "fix": each.fix} for each in checks]
+        fields = ("id", "requirement", "why", "fix")
+        listed = [{name: getattr(check, name) for name in fields} for check in checks]
         echo(jsonl.dump_document(listed), nl=False)
         return
-    for each in checks:
-        echo(f"{each.id:<32}  {each.requirement}")
+    for check in checks:
+        echo(f"{check.id:<32}  {check.requirement}")
 
 
 def _build_subject(name: str, settings: dict[str, Any], rows: Rows, budget: Budget) -> Subject:

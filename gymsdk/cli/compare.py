@@ -75,10 +75,10 @@ def _format_comparison(comparison: Comparison, paths: tuple[str, str], limit: in
     yield f"B  {comparison.b}"
     yield ""
     yield f"{'':16}{'tasks':>6}{'A':>8}{'B':>8}{'B - A':>8}  {'95 % interval':18}{'better':>7}{'worse':>7}"
-    for each in comparison.environments:
-        yield _format_difference(each.environment, each)
-    for value, each in comparison.groups.items():
-        yield _format_difference(clean(value), each)
+    for difference in comparison.environments:
+        yield _format_difference(difference.environment, difference)
+    for value, difference in comparison.groups.items():
+        yield _format_difference(clean(value), difference)
     yield _format_difference("all", comparison.overall)
     overall = comparison.overall
     yield ""
@@ -101,12 +101,12 @@ def _format_comparison(comparison: Comparison, paths: tuple[str, str], limit: in
         yield "print the first of these tasks"
 
 
-def _format_difference(name: str, each: Difference) -> str:
-    interval = "" if each.low is None else f"{each.low:+.3f} to {each.high:+.3f}"
-    marked = " *" if each.is_significant else ""
+def _format_difference(name: str, difference: Difference) -> str:
+    interval = "" if difference.low is None else f"{difference.low:+.3f} to {difference.high:+.3f}"
+    marked = " *" if difference.is_significant else ""
     return (
-        f"{name:16}{each.tasks:6}{each.a:8.3f}{each.b:8.3f}{each.difference:+8.3f}"
-        f"  {interval + marked:18}{each.better:7}{each.worse:7}"
+        f"{name:16}{difference.tasks:6}{difference.a:8.3f}{difference.b:8.3f}{difference.difference:+8.3f}"
+        f"  {interval + marked:18}{difference.better:7}{difference.worse:7}"
     )
 
 

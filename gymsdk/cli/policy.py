@@ -162,7 +162,7 @@ async def _build_policy(policy_options: _PolicyOptions) -> AsyncIterator[Model]:
         yield model
         return
     settings = options.parse_settings(policy_options.env, policy_options.settings)
-    environments = {name: registry.load(name, **each) for name, each in settings.items()}
+    environments = {name: registry.load(name, **values) for name, values in settings.items()}
     async with oracle.open_oracle(
         environments,
         model,

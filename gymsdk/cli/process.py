@@ -41,7 +41,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 def enable(*, asked: bool) -> None:
     """Print tracebacks from now on if *asked* is set."""
     log = logging.getLogger(LOGGER_NAME)
-    log.handlers = [each for each in log.handlers if not isinstance(each, _Handler)]
+    log.handlers = [handler for handler in log.handlers if not isinstance(handler, _Handler)]
     if asked:
         log.addHandler(_Handler(sys.stderr))
     log.setLevel(logging.DEBUG if asked else logging.CRITICAL)
@@ -49,7 +49,7 @@ def enable(*, asked: bool) -> None:
 
 def is_enabled() -> bool:
     """Return whether this command prints tracebacks."""
-    return any(isinstance(each, _Handler) for each in logging.getLogger(LOGGER_NAME).handlers)
+    return any(isinstance(handler, _Handler) for handler in logging.getLogger(LOGGER_NAME).handlers)
 
 
 def print_cause(error: BaseException) -> None:
@@ -102,9 +102,10 @@ def _exit_without_tasks() -> None:
 
 
 def _exit_without_threads() -> None:
-    for each in threading.enumerate():
-        if not each.daemon and each is not threading.main_thread():
-            words = f"thread {each.name!r} ({_find_author_line(each)}) is still running; the process exits without it\n"
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            subject = f"thread {thread.name!r} ({_find_author_line(thread)})"
+            words = f"{subject} is still running; the process exits without it\n"
             os.write(2, words.encode())
     _exit_now()
 

@@ -134,8 +134,8 @@ def _format_profile(profile: Profile) -> Iterator[str]:
     yield typer.style(profile.verdict, bold=True)
     if mean := profile.reward:
         yield f"mean reward        {mean.value:6.3f}   (95 %: {mean.low:.3f} to {mean.high:.3f})"
-    for k, each in profile.passes.items():
-        yield f"pass@{k:<13} {each.value:6.1%}   (95 %: {each.low:.1%} to {each.high:.1%})"
+    for k, estimate in profile.passes.items():
+        yield f"pass@{k:<13} {estimate.value:6.1%}   (95 %: {estimate.low:.1%} to {estimate.high:.1%})"
     if profile.flat is not None:
         yield f"groups all alike   {profile.flat:6.1%}   (a group-based trainer learns nothing from them)"
     yield f"tasks              {profile.tasks:6}"

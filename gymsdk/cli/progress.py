@@ -293,15 +293,15 @@ def _build_bar() -> Bar:
 
 def format_metrics_table(summaries: Sequence[dict[str, Any]]) -> str:
     """Return the metrics as a table with a column per environment, followed by the failure messages and warnings."""
-    columns = [dict(_list_metrics(each)) for each in summaries]
+    columns = [dict(_list_metrics(summary)) for summary in summaries]
     row_names = dict.fromkeys(name for column in columns for name in column)
     names = sorted(
         row_names, key=lambda name: next(place for place, word in enumerate(ROW_ORDER) if name.startswith(word))
     )
-    cells = [["", *(each["environment"] for each in summaries)]]
+    cells = [["", *(summary["environment"] for summary in summaries)]]
     cells += [[name, *(column.get(name, "") for column in columns)] for name in names]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    failures = dict.fromkeys(line for each in summaries for line in _list_failures(each))
+    failures = dict.fromkeys(line for summary in summaries for line in _list_failures(summary))
     return "\n".join([*(_format_row(row, widths) for row in cells), *failures])
 
 

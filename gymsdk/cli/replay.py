@@ -80,7 +80,8 @@ def replay(  # noqa: PLR0913  # groups of options
     with runs.read(run) as stored:
         replayer = Replayer(stored, force=out.force)
         episodes = [replayer.read_episode(name) for name in ids] if ids else list(replayer.read_scored_episodes())
-        replayer.settings = options.parse_settings(list(dict.fromkeys(each.environment for each in episodes)), settings)
+        names = list(dict.fromkeys(episode.environment for episode in episodes))
+        replayer.settings = options.parse_settings(names, settings)
         if not is_branch:
             if to_turn is not None or repeats != 1 or out.output is not None:
                 raise UsageError("--to-turn, --repeats and --output belong to a branch; add --say FILE or --then MODEL")
@@ -99,53 +100,52 @@ def replay(  # noqa: PLR0913  # groups of options
 def _print_comparison(replays: list[Replayed], *, json: bool) -> None:
     from gymsdk import jsonl
 
-    different = [each for each in replays if not each.is_equal]
+    different = [played for played in replays if not played.is_equal]
     if json:
         content = [
             {
-                "id": each.stored.id,
-                "environment": each.stored.environment,
-                "equal": each.is_equal,
-                "diverged": each.diverged,
-                "stored_reward": each.stored.reward,
-                "reward": each.rollout.reward,
+                "id": played.stored.id,
+                "environment": played.stored.environment,
+                "equal": played.is_equal,
+                "diverged": played.diverged,
+                "stored_reward": played.stored.reward,
+                "reward": played.rollout.reward,
             }
-            for each in replays
+            for played in replays
         ]
         echo(jsonl.dump_document(content), nl=False)
     else:
-        for each in different:
-            echo(_describe(each))
+        for played in different:
+            echo(_describe(played))
         echo(f"{len(replays) - len(different)} of {len(replays)} rollouts are equal: items and reward")
     if different:
         raise typer.Exit(1)
 
 
-def _describe(each: Replayed) -> str:
-    name = f"{each.stored.environment} {each.stored.id}"
-    if each.rollout.failure is not None:
-        return f"{name}: {each.rollout.failure.message}"
-    if each.diverged is not None:
-        return f"{name}: diverged at item {each.diverged}; reward {each.rollout.reward:g}, stored {each.stored.reward}"
-    return f"{name}: reward {each.rollout.reward:g}, stored {each.stored.reward}"
+def _describe(played: Replayed) -> str:
+    name = f"{played.stored.environment} {played.stored.id}"
+    if played.rollout.failure is not None:
+        return f"{name}: {played.rollout.failure.message}"
+    place = "" if played.diverged is None else f"diverged at item {played.diverged}; "
+    return f"{name}: {place}reward {played.rollout.reward:g}, stored {played.stored.reward}"
 
 
 def _print_branch(replays: list[Replayed], folder: Path, *, json: bool) -> None:
     from gymsdk import jsonl
 
-    rewards = [each.rollout.reward for each in replays]
+    rewards = [played.rollout.reward for played in replays]
     if json:
         content = {"folder": str(shorten_path(folder)), "rewards": rewards, "stored_reward": replays[0].stored.reward}
         echo(jsonl.dump_document(content), nl=False)
     else:
-        for number, each in enumerate(replays):
-            failure = each.rollout.failure
+        for number, played in enumerate(replays):
+            failure = played.rollout.failure
             result = (
                 failure.message
                 if failure
-                else f"reward {each.rollout.reward:g}, {format_count(each.rollout.turns, 'turn')}"
+                else f"reward {played.rollout.reward:g}, {format_count(played.rollout.turns, 'turn')}"
             )
-            echo(f"{each.stored.task}:{number}  {result}")
+            echo(f"{played.stored.task}:{number}  {result}")
         echo(f"stored reward {replays[0].stored.reward}; the branch is in {shorten_path(folder)}")
-    if any(each.rollout.failure for each in replays):
+    if any(played.rollout.failure for played in replays):
         raise typer.Exit(1)

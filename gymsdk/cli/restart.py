@@ -123,19 +123,20 @@ async def _has_restarted(name: str, head: str, before: Any, ending: RestartReply
         return _get_last_exit_time(now, name) != _get_last_exit_time(then, name) and (
             now.settled or _includes(now, then)
         )
-    known_ids = {each.id for each in then.instances}
-    instances = [each for each in now.instances if name in {each.name, each.process}]
+    known_ids = {instance.id for instance in then.instances}
+    instances = [instance for instance in now.instances if name in {instance.name, instance.process}]
     # A worker has several servers, and all of them must be back.
     count = max(len(ending.pids), len(ending.instances))
-    new = [each for each in instances if each.id not in known_ids and each.status == "success"]
-    return len(new) >= count and not any(each.id in ending.instances for each in instances)
+    new = [instance for instance in instances if instance.id not in known_ids and instance.status == "success"]
+    return len(new) >= count and not any(instance.id in ending.instances for instance in instances)
 
 
 def _includes(now: HeadSnapshot, then: HeadSnapshot) -> bool:
     """Return whether *now* has all instances and servers of *then*. Servers in the head's process count by name."""
-    members = {each.id for each in then.instances if each.node}
-    names = {*then.expected, *(each.name for each in then.instances)}
-    return members <= {each.id for each in now.instances} and names <= {each.name for each in now.instances}
+    members = {instance.id for instance in then.instances if instance.node}
+    names = {*then.expected, *(instance.name for instance in then.instances)}
+    known = {key for instance in now.instances for key in (instance.id, instance.name)}
+    return members | names <= known
 
 
 def _get_last_exit_time(nodes: HeadSnapshot, name: str) -> float | None:

@@ -111,19 +111,19 @@ class _Results:
     unscored: list[Row] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
 
-    def add(self, each: Reverified) -> None:
+    def add(self, result: Reverified) -> None:
         """Count one rollout."""
-        stored = each.stored
+        stored = result.stored
         task, repeat = stored.key
         place = {"line": stored.number + 1, "environment": stored.environment, "task": task, "repeat": repeat}
         self.rollouts += 1
-        if each.verdict is None:
-            self.unscored.append({**place, "old": stored.reward, "kind": each.kind, "reason": each.reason})
+        if result.verdict is None:
+            self.unscored.append({**place, "old": stored.reward, "kind": result.kind, "reason": result.reason})
             return
-        self.after.append(each.verdict.reward)
+        self.after.append(result.verdict.reward)
         self.before += [] if stored.reward is None else [stored.reward]
-        if each.changed:
-            self.changed.append({**place, "old": stored.reward, "new": each.verdict.reward})
+        if result.changed:
+            self.changed.append({**place, "old": stored.reward, "new": result.verdict.reward})
 
 
 def _check_output(run: StoredRun, output: Path, *, overwrite: bool) -> None:
@@ -192,11 +192,11 @@ async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, reverify
         else nullcontext() as sheet
     ):
         async with aclosing(rejudgements):
-            async for each in rejudgements:
+            async for result in rejudgements:
                 if not reverify_options.force:
-                    _check_grader(each, named)
-                results.add(each)
-                if sheet and (line := each.build_line()) is not None:
+                    _check_grader(result, named)
+                results.add(result)
+                if sheet and (line := result.build_line()) is not None:
                     sheet.add(line)
                 if time.monotonic() >= last_report + PROGRESS_SECONDS:
                     last_report = time.monotonic()
@@ -240,19 +240,19 @@ def _print(results: _Results, *, json: bool) -> None:
 def _format_results(results: _Results) -> Iterator[str]:
     for name in results.unsure:
         yield f"{name} does not declare stateless verification: its rewards may differ for that reason alone"
-    for each in results.changed[:MAX_LISTED]:
-        yield f"{_format_case(each)}: {_format_reward(each['old'])} is now {_format_reward(each['new'])}"
+    for case in results.changed[:MAX_LISTED]:
+        yield f"{_format_case(case)}: {_format_reward(case['old'])} is now {_format_reward(case['new'])}"
     yield from _format_remainder(results.changed)
-    for each in results.unscored[:MAX_LISTED]:
-        yield f"{_format_case(each)}: no reward ({each['kind']}): {each['reason']}"
+    for case in results.unscored[:MAX_LISTED]:
+        yield f"{_format_case(case)}: no reward ({case['kind']}): {case['reason']}"
     yield from _format_remainder(results.unscored)
     summary = f"{results.rollouts:,} rollouts verified again: {len(results.changed):,} rewards changed"
     yield f"{summary}, {len(results.unscored):,} have no reward now"
     yield f"mean reward {_format_reward(_mean(results.before))}, now {_format_reward(_mean(results.after))}"
 
 
-def _format_case(each: Row) -> str:
-    return f"{each['environment']} task {each['task']} repeat {each['repeat']}"
+def _format_case(case: Row) -> str:
+    return f"{case['environment']} task {case['task']} repeat {case['repeat']}"
 
 
 def _format_remainder(listed: list[Row]) -> Iterator[str]:

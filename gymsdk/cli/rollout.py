@@ -117,7 +117,7 @@ def rollout(  # noqa: PLR0913  # groups of options
     }
     plan = Plan(
         environments={
-            name: {**(chosen.settings if chosen else {}), **each} for name, each in environment_settings.items()
+            name: {**(chosen.settings if chosen else {}), **values} for name, values in environment_settings.items()
         },
         head=head,
         agent=chosen.agent if chosen and head else agent,
@@ -167,7 +167,7 @@ def _run_plan(  # groups of options
         with ray.connect_ray(address, placement.offload), _prepare(out, folder) as start:
             metrics = run_rollouts(run, replicas, start)
             _print(folder, metrics, plays_default=plays_default, json=json)
-    if any(each["failures"] or each["complaint"] for each in metrics):
+    if any(summary["failures"] or summary["complaint"] for summary in metrics):
         raise typer.Exit(1)
 
 
@@ -241,18 +241,18 @@ def _print(folder: Path, metrics: list[Row], *, plays_default: bool, json: bool)
         echo("scripted/oracle, the environment's own solution, has played; evaluate a model with --model")
     for path in filter(is_nonempty_file, (folder / name for name in FILES)):
         echo(shorten_path(path))
-    failed = sum(sum(each["failures"].values()) for each in metrics)
+    failed = sum(sum(summary["failures"].values()) for summary in metrics)
     retry_hint = f"the same command with --output {shorten_path(folder)} --resume plays them again"
-    raised = sum(each["failures_raised"] for each in metrics)
+    raised = sum(summary["failures_raised"] for summary in metrics)
     if raised:
         cause = f"{raised} of {failed} rollouts without a reward: the environment's own code raised an exception"
         typer.echo(f"{cause}; fix the lines that the table names, then {retry_hint}", err=True)
-    retryable = sum(each["failures_retryable"] for each in metrics)
+    retryable = sum(summary["failures_retryable"] for summary in metrics)
     if retryable > raised:
         typer.echo(
             f"{retryable - raised} of {failed} rollouts without a reward may succeed on a retry; {retry_hint}", err=True
         )
-    if open_ := failed - retryable - sum(each["failures_for_good"] for each in metrics):
+    if open_ := failed - retryable - sum(summary["failures_for_good"] for summary in metrics):
         typer.echo(
             f"{open_} of {failed} rollouts without a reward fail again until the cause is fixed; then {retry_hint}",
             err=True,

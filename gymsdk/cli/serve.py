@@ -75,7 +75,7 @@ class Announcer:
         else:
             lines = [*_format_addresses(head_url, services, policy, self.ray)]
         if self.tries and folder is not None:
-            urls = {each.name: each.url for each in services}
+            urls = {service.name: service.url for service in services}
             for environment in environments:
                 lines += ["", *await build_curl_lines(environment, urls, folder)]
         echo("\n".join(lines).encode() if self._json else "\n".join(lines))
@@ -89,24 +89,24 @@ def _find_policy_name(model: Model | str | None, services: Sequence[Service]) ->
 
     if model is not None:
         return redact_url(model) if isinstance(model, str) else get_policy_name(model)
-    names = (str(each.fields.get("model") or "") for each in services if each.kind == "responses_api_models")
+    names = (str(service.fields.get("model") or "") for service in services if service.kind == "responses_api_models")
     return next(names, "")
 
 
 def _format_json(head_url: str, services: Sequence[Service], model: str, ray: str) -> str:
     """Return the running servers as a line of JSON, for a program that waits for it."""
-    servers = {each.name: {"url": each.url, "type": each.kind} for each in services}
+    servers = {service.name: {"url": service.url, "type": service.kind} for service in services}
     fields = {"head": head_url, "pid": os.getpid(), "model": model, "servers": servers}
     return orjson.dumps(fields | ({"ray": ray} if ray else {})).decode()
 
 
 def _format_addresses(head_url: str, services: Sequence[Service], model: str, ray: str) -> Iterator[str]:
-    width = max((len(each.name) for each in services), default=4)
+    width = max((len(service.name) for service in services), default=4)
     yield f"{'head':<{width}}  {head_url}"
     if ray:
         yield f"{'Ray':<{width}}  {ray}"
-    for each in services:
-        yield f"{each.name:<{width}}  {each.url}  {SERVER_LABELS[each.kind]}"
+    for service in services:
+        yield f"{service.name:<{width}}  {service.url}  {SERVER_LABELS[service.kind]}"
     yield f"Ready{_describe_policy(model)}. Press Ctrl-C to stop."
 
 

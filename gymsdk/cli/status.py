@@ -102,7 +102,7 @@ def _format_json(result: StatusReport) -> str:
 
 def format_status(result: StatusReport) -> str:
     """Return the table of servers, followed by the problems."""
-    columns = [dict(_format_cells(each)) for each in result.servers]
+    columns = [dict(_format_cells(row)) for row in result.servers]
     optional = {"GPU", "node", "process"}
     names = [name for name in columns[0] if name not in optional or any(column[name] for column in columns)]
     cells = [names, *([column[name] for name in names] for column in columns)]
@@ -152,7 +152,7 @@ def _name_instance(row: ServerStatus) -> str:
 
 
 def _mark_problem(cell: str, wrong: Sequence[str], *which: str) -> str:
-    return f"{cell} !" if any(each in wrong for each in which) else cell
+    return f"{cell} !" if any(problem in wrong for problem in which) else cell
 
 
 def _format_duration(seconds: float) -> str:
@@ -176,10 +176,10 @@ def _list_problems(result: StatusReport) -> Iterator[str]:
     exits = {(row.process or row.name, row.exit_at): row for row in result.servers if "exit" in row.wrong}
     yield from map(_describe_exit, exits.values())
     for row in result.servers:
-        yield from (f"! {row.name} {PROBLEM_LABELS[each]}" for each in row.wrong if each in PROBLEM_LABELS)
-        yield from (f"! {_name_instance(row)}: {each.describe()}" for each in row.resource_waits)
+        yield from (f"! {row.name} {PROBLEM_LABELS[problem]}" for problem in row.wrong if problem in PROBLEM_LABELS)
+        yield from (f"! {_name_instance(row)}: {wait.describe()}" for wait in row.resource_waits)
         if row.idle:
             yield f"! a GPU of {row.name} is used less than half of the time (not an error, but worth a look)"
-    for each in result.lost:
-        age = _format_duration(each.age)
-        yield f"! node {each.id[:8]} with {', '.join(each.servers)} has not been heard from for {age}"
+    for node in result.lost:
+        age = _format_duration(node.age)
+        yield f"! node {node.id[:8]} with {', '.join(node.servers)} has not been heard from for {age}"

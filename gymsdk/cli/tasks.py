@@ -114,7 +114,7 @@ def find_dataset(files: Sequence[str], name: str, *, played: bool = False) -> Ch
     deployment = config.load_config(files, played=played)
     for note in deployment.notes:
         typer.echo(note, err=True)
-    servers = {each.name: each for each in plan.complete_servers(deployment)}
+    servers = {server.name: server for server in plan.complete_servers(deployment)}
     server, dataset = _find_named(servers.values(), name, files)
     if not dataset.path.is_file():
         raise BadConfig(
@@ -140,15 +140,16 @@ def find_dataset(files: Sequence[str], name: str, *, played: bool = False) -> Ch
 
 def _find_named(servers: Iterable[ServerConfig], name: str, files: Sequence[str]) -> tuple[ServerConfig, DatasetConfig]:
     all_datasets = [(server, dataset) for server in servers for dataset in server.datasets]
-    matches = [each for each in all_datasets if name in {each[1].name, _qualify_name(*each)}]
+    matches = [match for match in all_datasets if name in {match[1].name, _qualify_name(*match)}]
     if len(matches) == 1:
         return matches[0]
     if matches:
-        several = " and ".join(_qualify_name(*each) for each in matches)
+        several = " and ".join(_qualify_name(*match) for match in matches)
         raise UsageError(f"--dataset {name}: several datasets have this name; write one of {several}")
-    called = [each.name for _, each in all_datasets]
+    called = [dataset.name for _, dataset in all_datasets]
     names = [
-        each.name if called.count(each.name) == 1 else _qualify_name(server, each) for server, each in all_datasets
+        dataset.name if called.count(dataset.name) == 1 else _qualify_name(server, dataset)
+        for server, dataset in all_datasets
     ]
     file_names = ", ".join(files) or "the configuration"
     hint = (
@@ -171,8 +172,8 @@ def _find_agent(server: ServerConfig, servers: Mapping[str, ServerConfig]) -> Se
     if server.kind == "environment_servers":
         return servers[server.refers[AGENT_REF]]
     if server.kind == "resources_servers":
-        agents = (each for each in servers.values() if each.kind == "responses_api_agents")
-        return next(each for each in agents if each.refers.get(RESOURCES_REF) == server.name)
+        agents = (agent for agent in servers.values() if agent.kind == "responses_api_agents")
+        return next(agent for agent in agents if agent.refers.get(RESOURCES_REF) == server.name)
     return server
 
 
@@ -253,7 +254,7 @@ def _write_rows(names: list[str], settings: list[str], rows: Rows, to: RunOutput
 
     parsed = options.parse_settings(names, settings)
     out = get_output().buffer
-    loaded = {name: registry.load(name, **each) for name, each in parsed.items()}
+    loaded = {name: registry.load(name, **values) for name, values in parsed.items()}
     interleaved = interleave_splits(loaded, rows.split, seed=rows.seed, limit=rows.limit or MAX_ERRORS_SHOWN)
     rows_to_write = add_tools(loaded, interleaved, seed=rows.seed)
     if rows.limit is None:

@@ -262,20 +262,13 @@ DATASET_TEXT_KEYS = frozenset({"jsonl_fpath", "name", "type"})
 """The keys of a dataset with values that are text."""
 
 
-def restore_texts(node: YamlNode, path: KeyPath = ()) -> YamlNode:
-    """Return *node* with the text in the file for each value that is text.
+def restore_texts(root: YamlNode) -> YamlNode:
+    """Return *root* with the text in the file for each value that is text.
 
     YAML reads `0711` as 457, `1.10` as 1.1 and `no` as false, which are other keys and other names. The settings of an
     environment are left to its own types.
     """
-    if _is_text(path) or _is_reference(node):
-        return node.to_text()
-    if isinstance(node.value, dict):
-        return YamlNode({key: restore_texts(child, (*path, key)) for key, child in node.value.items()}, node.place)
-    if isinstance(node.value, list):
-        items = [restore_texts(child, (*path, str(index))) for index, child in enumerate(node.value)]
-        return YamlNode([*items], node.place)
-    return node
+    return root.map(lambda path, node: node.to_text() if _is_text(path) or _is_reference(node) else node)
 
 
 def _is_text(path: KeyPath) -> bool:

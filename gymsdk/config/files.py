@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gymsdk.config import yaml
@@ -155,7 +156,7 @@ def _pair_addresses_with_secrets(root: YamlNode) -> Iterator[tuple[KeyPath, Plac
             addresses = addresses or [((BASE_URL_SETTING,), place) for place in policy_urls]
             with_address = [leaf for leaf in _list_values(body.get(model_key)) if "@http" in str(leaf.value)]
             addresses += [((*path, model_key), leaf.place) for leaf in with_address]
-            yield from ((each, address, secret) for each, address in addresses for secret in secrets)
+            yield from ((url_path, address, secret) for url_path, address in addresses for secret in secrets)
 
 
 def _list_values(node: YamlNode | None) -> Iterator[YamlNode]:
@@ -272,7 +273,8 @@ class FileLoader:
         self._open[identity] = source
         try:
             root = _check_mapping(yaml.parse_yaml(text, source))
-            root = root.mark_untrusted() if untrusted else root
+            if untrusted:
+                root = root.map(lambda _, node: replace(node, place=node.place.model_copy(update={"untrusted": True})))
             includes = read_includes(root, self._problems)
             yield from self.load_files(includes, path.parent if path else None, untrusted=untrusted)
         finally:
@@ -288,7 +290,7 @@ class FileLoader:
             return text
         if any((folder / entry).is_dir() for folder in folders):
             raise BadConfig(f"{place}: {entry} is a folder; name a file in it")
-        present = [each.name for pattern in ("*.yaml", "*.yml") for each in self._folder.glob(pattern)]
+        present = [file.name for pattern in ("*.yaml", "*.yml") for file in self._folder.glob(pattern)]
         hint = format_suggestion(
             entry, present, "a path is looked up beside the file that names it, then in the folder"
         )
@@ -313,7 +315,7 @@ def read_includes(root: YamlNode, problems: Problems) -> list[tuple[str, Place]]
         problems.merge(reference_problems)
         return []
     nodes = node.value if isinstance(node.value, list) else [node]
-    entries = [(expand_variables(each.value), each.place) for each in nodes if isinstance(each.value, str)]
+    entries = [(expand_variables(child.value), child.place) for child in nodes if isinstance(child.value, str)]
     if len(entries) < len(nodes):
         problems.add(node.place, "config_paths must be a list of files, as in config_paths: [a.yaml, b.yaml]")
     return [(entry.strip(), place) for entry, place in entries if entry.strip()]
@@ -389,7 +391,7 @@ def _build_server_file(kind: str, name: str) -> str:
 def _build_model_file(name: str, file: str) -> str:
     if name in UNSUPPORTED_MODEL_SERVERS:
         raise BadConfig(f"{name} has no equivalent in gymsdk; {UNSUPPORTED_MODEL_SERVERS[name]}")
-    known = tuple(each for each in IMPLEMENTATIONS[MODELS] if each != "gymsdk_model")
+    known = tuple(model for model in IMPLEMENTATIONS[MODELS] if model != "gymsdk_model")
     if name not in known:
         hint = format_suggestion(name, known, f"there are {', '.join(known)}")
         raise BadConfig(f"there is no model server {name!r} here{hint}")

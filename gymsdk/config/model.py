@@ -20,7 +20,7 @@ from pydantic import (
     SerializationInfo,
 )
 
-from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Place, YamlNode
+from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Place, YamlNode, map_values
 from gymsdk.errors import UsageError
 from gymsdk.http.tls import TextPath, Tls
 from gymsdk.settings import LIMITS, LOGGING, NETWORK, RAY, RUN, SECURITY, Flag
@@ -139,16 +139,10 @@ CHILD_CONTEXT = "child"
 """The serialization context in which settings with secrets are written, for a server in a separate process."""
 
 
-def _serialize_secrets(value: Mapping[str, Any], info: SerializationInfo) -> dict[str, Any]:
-    return _reveal_secrets(value) if info.context == CHILD_CONTEXT else {}
-
-
-def _reveal_secrets(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _reveal_secrets(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_reveal_secrets(each) for each in value]
-    return value.get_secret_value() if isinstance(value, SecretStr) else value
+def _serialize_secrets(settings: Mapping[str, Any], info: SerializationInfo) -> Any:
+    if info.context != CHILD_CONTEXT:
+        return {}
+    return map_values(lambda _, value: value.get_secret_value() if isinstance(value, SecretStr) else value, settings)
 
 
 SecretSettings = Annotated[Mapping[str, Any], PlainSerializer(_serialize_secrets), Field(repr=False)]
@@ -359,7 +353,7 @@ class ServerConfig(FrozenModel):
     def place_of(self, path: KeyPath) -> Place:
         """Return the place of the setting at *path*, or of its nearest ancestor that exists."""
         ancestors = (path[:end] for end in range(len(path), 0, -1))
-        return next((self.places[each] for each in ancestors if each in self.places), self.place)
+        return next((self.places[path] for path in ancestors if path in self.places), self.place)
 
 
 class Setting(FrozenModel):
@@ -576,7 +570,7 @@ class Deployment(Placement):
 
     def find_dataset(self, name: str) -> tuple[ServerConfig, DatasetConfig] | None:
         """Return the dataset called *name* and its server, `None` if there is none."""
-        matches = ((server, each) for server in self.servers for each in server.datasets if each.name == name)
+        matches = ((server, dataset) for server in self.servers for dataset in server.datasets if dataset.name == name)
         return next(matches, None)
 
     @property
@@ -615,4 +609,4 @@ def _rename_keys(implementation: str, node: YamlNode) -> YamlNode:
     if not node.is_mapping:
         return node
     aliases = KEY_ALIASES.get(implementation, {"model_name": "model"})
-    return YamlNode({aliases.get(key, key): each for key, each in node.children.items()}, node.place)
+    return YamlNode({aliases.get(key, key): child for key, child in node.children.items()}, node.place)

@@ -44,7 +44,7 @@ class Override:
 def parse_overrides(words: Iterable[str], problems: Problems) -> list[Override]:
     """Parse *words* as overrides, such as `head_server.port=8000` or `~datasets`; errors go to *problems*."""
     parsed = (_parse_override(word, problems) for word in words)
-    return [each for each in parsed if each is not None]
+    return [override for override in parsed if override is not None]
 
 
 def _parse_override(word: str, problems: Problems) -> Override | None:
@@ -80,16 +80,7 @@ def _parse_value(text: str) -> YamlNode:
     node = yaml.parse_yaml(text, COMMAND_LINE.source)
     if any(":" in key and child.value is None for key, child in node.children.items()):
         raise BadConfig("a colon in a mapping must be followed by a space")
-    return _move_to_command_line(node)
-
-
-def _move_to_command_line(node: YamlNode) -> YamlNode:
-    """Return *node* with the command line as the place of all its values."""
-    if isinstance(node.value, dict):
-        return YamlNode({key: _move_to_command_line(each) for key, each in node.value.items()}, COMMAND_LINE)
-    if isinstance(node.value, list):
-        return YamlNode([_move_to_command_line(each) for each in node.value], COMMAND_LINE)
-    return replace(node, place=COMMAND_LINE)
+    return node.map(lambda _, child: replace(child, place=COMMAND_LINE))
 
 
 def apply_overrides(root: YamlNode, overrides: Iterable[Override], problems: Problems) -> YamlNode:

@@ -167,7 +167,7 @@ def check_server_references(
             is_removed = name not in kinds and name in written.children
             if is_removed or kind in kinds.get(name, ()):
                 continue
-            candidates = [each for each, its_kinds in kinds.items() if kind in its_kinds]
+            candidates = [candidate for candidate, its_kinds in kinds.items() if kind in its_kinds]
             hint = format_suggestion(name, candidates, _suggest_server(name, kind, candidates))
             problems.add(node.place, f"{server.name}.{key} refers to {name!r}, which is none of the {kind}{hint}")
 
@@ -199,7 +199,7 @@ def _infer_references(server: ServerConfig, servers: Collection[ServerConfig]) -
     yield from server.refers.items()
     for key, kind in REQUIRED_REFERENCES.get(server.kind, ()):
         excluded = find_judge_servers(servers) - {POLICY_SERVER}
-        names = [each.name for each in servers if each.kind == kind and each.name not in excluded]
+        names = [other.name for other in servers if other.kind == kind and other.name not in excluded]
         if kind == MODELS and POLICY_SERVER in names:
             names = [POLICY_SERVER]
         if key not in server.refers and len(names) == 1:
@@ -248,16 +248,16 @@ def _to_mapping(config: Mapping[str, Any]) -> Any:
 
 def _warn_of_exposed_secrets(overrides: Iterable[Override]) -> Iterator[str]:
     """Yield a warning for each secret among *overrides*; a reference to a variable is not a secret."""
-    for each in overrides:
-        value = each.value.value if each.value is not None else None
+    for override in overrides:
+        value = override.value.value if override.value is not None else None
         if not isinstance(value, str) or len(value) < MIN_SECRET_CHARS or "${" in value:
             continue
-        if show.is_secret(each.path):
-            is_policy_key = each.path == (API_KEY_SETTING,)
+        if show.is_secret(override.path):
+            is_policy_key = override.path == (API_KEY_SETTING,)
             instead = (
                 f"{ENVIRONMENT_VARIABLES[API_KEY_SETTING]}, or env.yaml" if is_policy_key else "a file, or env.yaml"
             )
-            yield show.format_exposure_warning(format_key_path(each.path), instead)
+            yield show.format_exposure_warning(format_key_path(override.path), instead)
 
 
 def _replace_policy(root: YamlNode) -> YamlNode:
@@ -271,13 +271,19 @@ def _replace_policy(root: YamlNode) -> YamlNode:
 
 def names_files(words: Iterable[str]) -> bool:
     """Return whether the overrides *words* name configuration files, as NeMo Gym's command does."""
-    return any(each.path == (INCLUDE_KEY,) for each in parse_overrides(words, Problems()))
+    return any(override.path == (INCLUDE_KEY,) for override in parse_overrides(words, Problems()))
 
 
 def _list_included_files(overrides: Iterable[Override], problems: Problems) -> list[tuple[str, Place]]:
     """Return the files that *overrides* of `config_paths` name."""
-    values = [each.value for each in overrides if each.path == (INCLUDE_KEY,) and each.value is not None]
-    return [entry for each in values for entry in read_includes(YamlNode({INCLUDE_KEY: each}, COMMAND_LINE), problems)]
+    values = [
+        override.value for override in overrides if override.path == (INCLUDE_KEY,) and override.value is not None
+    ]
+    return [
+        entry
+        for override in values
+        for entry in read_includes(YamlNode({INCLUDE_KEY: override}, COMMAND_LINE), problems)
+    ]
 
 
 def _add_environments(root: YamlNode, names: Iterable[str]) -> YamlNode:
@@ -290,7 +296,7 @@ def _add_environments(root: YamlNode, names: Iterable[str]) -> YamlNode:
 
 def _apply(overrides: Iterable[Override], root: YamlNode, problems: Problems) -> YamlNode:
     """Return *root* with all *overrides* applied but those that name files."""
-    return apply_overrides(root, [each for each in overrides if each.path != (INCLUDE_KEY,)], problems)
+    return apply_overrides(root, [override for override in overrides if override.path != (INCLUDE_KEY,)], problems)
 
 
 def _load_files(
@@ -393,7 +399,7 @@ def _remove_unknown_keys(root: YamlNode, problems: Problems) -> tuple[YamlNode, 
             continue
         if _is_mistake(key, node):
             # On the command line, the key may be a misspelled server.
-            servers = [each for each in root.children if each not in unknown] if node.place == COMMAND_LINE else []
+            servers = [key for key in root.children if key not in unknown] if node.place == COMMAND_LINE else []
             problems.add(node.place, _describe_unknown_key(key, node, servers))
         else:
             problems.warn(node.place, f"{format_name(key)} is not known to gymsdk and is ignored")
@@ -418,14 +424,14 @@ def _belongs_to_another_program(key: str, node: YamlNode) -> bool:
 
 
 def _looks_like_server(node: YamlNode) -> bool:
-    return any(find_kind(each) or format_suggestion(each, SERVER_KINDS) for each in node.children)
+    return any(find_kind(key) or format_suggestion(key, SERVER_KINDS) for key in node.children)
 
 
 def _describe_unknown_key(key: str, node: YamlNode, servers: Iterable[str]) -> str:
-    kinds = [kind for each in node.children if (kind := find_kind(each))]
+    kinds = [kind for key in node.children if (kind := find_kind(key))]
     if kinds:
         return f"{key} has no kind of server; write {kinds[0]}: above {next(iter(node.children))}:"
-    hint = next(filter(None, (format_suggestion(each, SERVER_KINDS) for each in node.children)), "")
+    hint = next(filter(None, (format_suggestion(key, SERVER_KINDS) for key in node.children)), "")
     if hint:
         return f"{key} has no kind of server{hint}"
     known = (*fields.TOP_LEVEL_KEYS, *fields.IGNORED_TOP_LEVEL_KEYS, *servers)

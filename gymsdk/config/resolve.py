@@ -80,7 +80,7 @@ class _Inheritance:
     def apply(self, node: YamlNode, path: KeyPath) -> YamlNode:
         if isinstance(node.value, list):
             return YamlNode(
-                [self.apply(each, (*path, str(index))) for index, each in enumerate(node.value)], node.place
+                [self.apply(child, (*path, str(index))) for index, child in enumerate(node.value)], node.place
             )
         if isinstance(node.value, str) and (match := INHERIT_PATTERN.fullmatch(node.value)):
             base = self._get_base(node, path, match[2], moves=match[1] == "inherit_from")
@@ -88,7 +88,7 @@ class _Inheritance:
         if not node.is_mapping:
             return node
         children = {
-            key: self.apply(each, (*path, key)) for key, each in node.children.items() if key not in INHERIT_KEYS
+            key: self.apply(child, (*path, key)) for key, child in node.children.items() if key not in INHERIT_KEYS
         }
         merged = YamlNode({**children}, node.place)
         for key in INHERIT_KEYS:
@@ -152,27 +152,19 @@ def resolve_references(root: YamlNode, problems: Problems, absent: tuple[str, ..
     """
     from omegaconf import OmegaConf
 
-    parseable = _remove_unparseable(root, (), problems)
+    def remove_unparseable(path: KeyPath, node: YamlNode) -> YamlNode:
+        if not isinstance(node.value, str) or INTERPOLATION_MARK not in node.value or _is_parseable(node.value):
+            return node
+        problems.add(node.place, f"{format_key_path(path)} has a ${{ without a matching }}; write ${{key.of.another}}")
+        return YamlNode(None, node.place)
+
+    parseable = root.map(remove_unparseable)
     absent_values = dict.fromkeys(absent)
     config = OmegaConf.create(absent_values | to_plain(parseable))
     texts = OmegaConf.create(absent_values | to_plain(parseable.to_text()))
-    resolved = _Resolver(config, texts, parseable, problems).resolve(parseable, ())
+    resolved = parseable.map(_Resolver(config, texts, parseable, problems).resolve)
     _report_missing(resolved, problems)
     return resolved
-
-
-def _remove_unparseable(node: YamlNode, path: KeyPath, problems: Problems) -> YamlNode:
-    """Return *node* without the texts that OmegaConf cannot parse."""
-    if isinstance(node.value, dict):
-        children = {key: _remove_unparseable(each, (*path, key), problems) for key, each in node.value.items()}
-        return YamlNode({**children}, node.place)
-    if isinstance(node.value, list):
-        items = [_remove_unparseable(each, (*path, str(index)), problems) for index, each in enumerate(node.value)]
-        return YamlNode([*items], node.place)
-    if not isinstance(node.value, str) or INTERPOLATION_MARK not in node.value or _is_parseable(node.value):
-        return node
-    problems.add(node.place, f"{format_key_path(path)} has a ${{ without a matching }}; write ${{key.of.another}}")
-    return YamlNode(None, node.place)
 
 
 def _is_parseable(text: str) -> bool:
@@ -200,13 +192,7 @@ class _Resolver:
         self._origins = self._find_origins()
         self._add_computed_texts()
 
-    def resolve(self, node: YamlNode, path: KeyPath) -> YamlNode:
-        if isinstance(node.value, dict):
-            return YamlNode({key: self.resolve(each, (*path, key)) for key, each in node.value.items()}, node.place)
-        if isinstance(node.value, list):
-            return YamlNode(
-                [self.resolve(each, (*path, str(index))) for index, each in enumerate(node.value)], node.place
-            )
+    def resolve(self, path: KeyPath, node: YamlNode) -> YamlNode:
         if isinstance(node.value, str) and INTERPOLATION_MARK in node.value:
             value, text = self._resolve_text(node.value, path, node.place)
             return _combine(value, text, self._get_place(node, path))
@@ -221,7 +207,7 @@ class _Resolver:
 
     def _is_untrusted(self, node: YamlNode, seen: tuple[YamlNode, ...]) -> bool:
         """Whether *node* comes from an untrusted file, or is nothing but a reference to a value of such a file."""
-        if node.place.untrusted or any(node is each for each in seen):
+        if node.place.untrusted or any(node is other for other in seen):
             return node.place.untrusted
         if isinstance(node.value, (dict, list)):
             leaves = [leaf for _, leaf in node.walk()]

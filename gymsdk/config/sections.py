@@ -332,7 +332,7 @@ class ServerReader:
     def _get_implementation(self, name: str, kind: ServerKind, node: YamlNode) -> str | None:
         present, known = list(node.children), IMPLEMENTATIONS.get(kind)
         if len(present) != 1:
-            listed = " and ".join(f"{each} ({node.children[each].place})" for each in present) or "none"
+            listed = " and ".join(f"{name} ({node.children[name].place})" for name in present) or "none"
             choice = " or ".join(known or ("an environment's name",))
             advice = "keep one" if present else f"write {choice} in it"
             self._problems.add(node.place, f"{name}.{kind} needs one implementation, and has {listed}; {advice}")
@@ -386,11 +386,11 @@ class ServerReader:
         if not isinstance(node.value, list):
             self._problems.add(node.place, f"{format_key_path(path)}.datasets must be a list of name and jsonl_fpath")
             return
-        for index, each in enumerate(node.value):
-            values = read_fields(each, DatasetConfig)
+        for index, item in enumerate(node.value):
+            values = read_fields(item, DatasetConfig)
             if isinstance(file := values.get("path"), str):
                 values["path"] = self._folder / file
-            values["place"] = each.place
+            values["place"] = item.place
             dataset = self._validate(DatasetConfig, values, (*path, "datasets", str(index)))
             if dataset is not None:
                 yield dataset

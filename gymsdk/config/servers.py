@@ -219,8 +219,8 @@ class _ModelServerReader:
         return headers
 
     def _report_unknown_provider(self, provider: str) -> None:
-        providers = [each.name for each in registry.list_entries(registry.MODELS)]
-        known = ", ".join(f"{each}/NAME" for each in providers)
+        providers = [entry.name for entry in registry.list_entries(registry.MODELS)]
+        known = ", ".join(f"{provider}/NAME" for provider in providers)
         hint = format_suggestion(provider, providers, f"a model is one of {known}")
         name = format_key_path((*self._path, "model"))
         self._problems.add(self._node.place_of(("model",)), f"{name}: there is no provider {provider!r}{hint}")
@@ -235,7 +235,7 @@ class _ModelServerReader:
 
 def normalize_base_urls(given: object) -> tuple[str, ...]:
     """Return the base URLs in a text or a list, with `/v1` added to those without a path."""
-    texts = [str(each) for each in given if each is not None] if isinstance(given, (list, tuple)) else str(given)
+    texts = [str(url) for url in given if url is not None] if isinstance(given, (list, tuple)) else str(given)
     return tuple(
         f"{url.rstrip('/')}/v1" if re.fullmatch(r"https?://[^/]+/?", url) else url for url in tls.split_addresses(texts)
     )

@@ -12,7 +12,16 @@ from typing import Any
 from gymsdk.config.fields import HEADER_KEYS
 from gymsdk.config.model import MODELS, Deployment, ModelServerConfig, ServerConfig, Setting
 from gymsdk.config.servers import get_endpoint_keys
-from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Place, YamlNode, format_key_path, redact_secrets, to_plain
+from gymsdk.config.yaml import (
+    DEFAULT_PLACE,
+    KeyPath,
+    Place,
+    YamlNode,
+    format_key_path,
+    map_values,
+    redact_secrets,
+    to_plain,
+)
 from gymsdk.http.tls import mask_url, redact_url
 
 SECRET_PATTERN = re.compile(r"secret|passw|passphrase|credential|apikey|bearer|cookie|authorization")
@@ -250,7 +259,8 @@ def format_yaml_lines(deployment: Deployment) -> Iterator[str]:
 def dump_settings(deployment: Deployment) -> dict[str, Any]:
     """Return the settings, the ignored keys and the warnings as a JSON object."""
     settings = {
-        format_key_path(each.path): {"value": each.value, "from": str(each.place)} for each in deployment.settings
+        format_key_path(setting.path): {"value": setting.value, "from": str(setting.place)}
+        for setting in deployment.settings
     }
     return {"settings": settings, "ignored": list(deployment.ignored), "notes": list(deployment.notes)}
 
@@ -318,13 +328,13 @@ def _get_sort_key(path: KeyPath, deployment: Deployment) -> tuple[int, KeyPath]:
 
 def _redact(path: KeyPath, value: Any, secrets: set[str]) -> Any:
     """Return *value* with each part redacted that is secret by its path, or that contains one of *secrets*."""
-    if is_secret(path) and value not in ("", None) and not isinstance(value, bool):
-        return REDACTED
-    if isinstance(value, dict):
-        return {key: _redact((*path, key), part, secrets) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_redact((*path, str(index)), part, secrets) for index, part in enumerate(value)]
-    return redact_url(redact_secrets(value, secrets)) if isinstance(value, str) else value
+
+    def redact(path: KeyPath, part: Any) -> Any:
+        if is_secret(path) and part not in ("", None) and not isinstance(part, bool):
+            return REDACTED
+        return redact_url(redact_secrets(part, secrets)) if isinstance(part, str) else part
+
+    return map_values(redact, value, path)
 
 
 def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -332,18 +342,14 @@ def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Numbers are kept: a resume compares them, and a key such as `key_count` only looks secret.
     """
+
+    def redact(path: KeyPath, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return REDACTED if value and is_secret(path) else mask_url(value)
+
     # `is_secret` expects the keys of a server above those of its settings.
-    return {key: _redact_texts((*[""] * SETTINGS_DEPTH, key), value) for key, value in settings.items()}
-
-
-def _redact_texts(path: KeyPath, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _redact_texts((*path, str(key)), each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_redact_texts((*path, str(index)), each) for index, each in enumerate(value)]
-    if not isinstance(value, str):
-        return value
-    return REDACTED if value and is_secret(path) else mask_url(value)
+    return {key: map_values(redact, value, (*[""] * SETTINGS_DEPTH, key)) for key, value in settings.items()}
 
 
 def redact_words(words: Iterable[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -144,22 +144,16 @@ class YamlNode:
         """Whether the value is a mapping."""
         return isinstance(self.value, dict)
 
-    def mark_untrusted(self) -> YamlNode:
-        """Return the same values, marked as read from a file that the user did not name."""
-        place = self.place.model_copy(update={"untrusted": True})
-        if isinstance(self.value, dict):
-            return YamlNode({key: each.mark_untrusted() for key, each in self.value.items()}, place)
-        if isinstance(self.value, list):
-            return YamlNode([child.mark_untrusted() for child in self.value], place)
-        return YamlNode(self.value, place, self.text)
+    def map(self, change: Callable[[KeyPath, YamlNode], YamlNode], path: KeyPath = ()) -> YamlNode:
+        """Return *change* of this node and its *path*, after that of all nodes below it."""
+        if not isinstance(self.value, (dict, list)):
+            return change(path, self)
+        changed = {key: child.map(change, (*path, key)) for key, child in _iter_children(self)}
+        return change(path, YamlNode(changed if self.is_mapping else [*changed.values()], self.place))
 
     def to_text(self) -> YamlNode:
         """Return the node with the text in the file in place of each number and truth value; null stays null."""
-        if isinstance(self.value, dict):
-            return YamlNode({key: child.to_text() for key, child in self.value.items()}, self.place)
-        if isinstance(self.value, list):
-            return YamlNode([child.to_text() for child in self.value], self.place)
-        return self if self.text is None else YamlNode(self.text, self.place)
+        return self.map(lambda _, node: node if node.text is None else YamlNode(node.text, node.place))
 
     def get(self, *path: str) -> YamlNode | None:
         """Return the node at *path*, `None` if there is none."""
@@ -219,7 +213,7 @@ def get_child(node: YamlNode, key: str) -> YamlNode | None:
 
 def _iter_children(node: YamlNode) -> Iterator[tuple[str, YamlNode]]:
     if isinstance(node.value, list):
-        yield from ((str(index), each) for index, each in enumerate(node.value))
+        yield from ((str(index), child) for index, child in enumerate(node.value))
     else:
         yield from node.children.items()
 
@@ -227,18 +221,27 @@ def _iter_children(node: YamlNode) -> Iterator[tuple[str, YamlNode]]:
 def to_plain(node: YamlNode) -> Any:
     """Return the value of *node* without places."""
     if isinstance(node.value, dict):
-        return {key: to_plain(each) for key, each in node.value.items()}
+        return {key: to_plain(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
-        return [to_plain(each) for each in node.value]
+        return [to_plain(child) for child in node.value]
     return node.value
+
+
+def map_values(change: Callable[[KeyPath, Any], Any], value: Any, path: KeyPath = ()) -> Any:
+    """Return *change* of a plain *value* and its *path*, after that of all values in it."""
+    if isinstance(value, Mapping):
+        value = {key: map_values(change, item, (*path, str(key))) for key, item in value.items()}
+    elif isinstance(value, list | tuple):
+        value = [map_values(change, item, (*path, str(index))) for index, item in enumerate(value)]
+    return change(path, value)
 
 
 def build_node(value: Any, place: Place) -> YamlNode:
     """Return *value* as a node whose descendants all are at *place*."""
     if isinstance(value, dict):
-        return YamlNode({str(key): build_node(each, place) for key, each in value.items()}, place)
+        return YamlNode({str(key): build_node(child, place) for key, child in value.items()}, place)
     if isinstance(value, (list, tuple)):
-        return YamlNode([build_node(each, place) for each in value], place)
+        return YamlNode([build_node(child, place) for child in value], place)
     return YamlNode(value if isinstance(value, (str, int, float, bool, bytes)) or value is None else str(value), place)
 
 
@@ -262,9 +265,9 @@ def remove_deleted(node: YamlNode) -> YamlNode:
     if not node.is_mapping:
         return node
     kept = {
-        key: remove_deleted(each)
-        for key, each in node.children.items()
-        if key != DELETE_KEY and not (_has_delete_key(each) and len(each.children) == 1)
+        key: remove_deleted(child)
+        for key, child in node.children.items()
+        if key != DELETE_KEY and not (_has_delete_key(child) and len(child.children) == 1)
     }
     return YamlNode(kept, node.place)
 
@@ -321,7 +324,7 @@ class _Parser:
         children = (
             dict(self._convert_pairs(yaml_node))
             if isinstance(yaml_node, MappingNode)
-            else [self._convert(each) for each in yaml_node.value]
+            else [self._convert(child) for child in yaml_node.value]
         )
         self._open.discard(id(yaml_node))
         return YamlNode(children, self._get_place(yaml_node))
@@ -340,12 +343,12 @@ class _Parser:
         own = [pair for pair in mapping.value if pair[0].tag != "tag:yaml.org,2002:merge"]
         for key, value in mapping.value:
             if key.tag == "tag:yaml.org,2002:merge":
-                for each in reversed(value.value if value.id == "sequence" else [value]):
-                    if each.id != "mapping":
+                for merged in reversed(value.value if value.id == "sequence" else [value]):
+                    if merged.id != "mapping":
                         raise BadConfig(
                             f"{self._get_place(key)}: << must merge a mapping; write <<: *NAME with the name of one"
                         )
-                    yield from self._convert(each).children.items()
+                    yield from self._convert(merged).children.items()
         lines: dict[str, int] = {}
         for key, value in own:
             if key.id != "scalar":

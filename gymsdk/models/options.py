@@ -86,7 +86,7 @@ def _check_headers(headers: Mapping[str, SecretStr]) -> Mapping[str, SecretStr]:
 
 
 def _split_base_urls(value: object) -> object:
-    if isinstance(value, str) or (isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)):
+    if isinstance(value, str) or (isinstance(value, (list, tuple)) and all(isinstance(url, str) for url in value)):
         return tls.split_addresses(value) or None
     return value
 
@@ -355,11 +355,9 @@ def _resolve_key(config: Any, key: str, path: Path) -> Any:
 
 def _remove_functions(value: Any) -> Any:
     """Return *value* with `???`, OmegaConf's missing value, for every text that is not plain text and references."""
-    if isinstance(value, dict):
-        return {key: _remove_functions(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_remove_functions(each) for each in value]
-    return "???" if isinstance(value, str) and find_references(value) is None else value
+    from gymsdk.config.yaml import map_values
+
+    return map_values(lambda _, text: "???" if isinstance(text, str) and find_references(text) is None else text, value)
 
 
 def _build_function_error(path: Path, key: str) -> BadModelOption:
@@ -377,6 +375,6 @@ def _to_text(path: Path, key: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     # Trainers give the URL of each of their replicas.
-    if key == "policy_base_url" and isinstance(value, Sequence) and all(isinstance(each, str) for each in value):
+    if key == "policy_base_url" and isinstance(value, Sequence) and all(isinstance(url, str) for url in value):
         return ",".join(value)
     raise BadModelOption(f"{key} in {path} must be a string, not {type(value).__name__}")
