@@ -7,10 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-MODEL, TASKS, SETTINGS, SAMPLING, LIMITS = "Model", "Tasks", "Settings", "Sampling", "Limits"
-FORMAT, FAULTS, SELECTION = "Format", "Faults", "Selection"
-RUN, RAY, NETWORK, SECURITY, LOGGING, OUTPUT = "Run", "Ray", "Network", "Security", "Logging", "Output"
-"""The panels of options that several commands share."""
+PANELS = (
+    *(BRANCH := "Branch", VIEWER := "Viewer", PACKAGE := "Package", MODEL := "Model", TASKS := "Tasks"),
+    *(SETTINGS := "Settings", SAMPLING := "Sampling", LIMITS := "Limits", RUN := "Run", OPEN_LOOP := "Open loop"),
+    *(RAY := "Ray", NETWORK := "Network", SECURITY := "Security", FORMAT := "Format", FAULTS := "Faults"),
+    *(LOGGING := "Logging", EXPORT := "Export", SELECTION := "Selection", SERVICE := "Service", OUTPUT := "Output"),
+)
+"""The panels of options, in the order in which the help of a command shows them."""
 
 
 @dataclass(frozen=True, slots=True)

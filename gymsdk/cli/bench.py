@@ -15,16 +15,13 @@ from gymsdk.cli.fields import Changed, Only, Without, take_models
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.settings import Rows, RunLimits, Servers
-from gymsdk.settings import MODEL, OUTPUT, RUN, Flag
+from gymsdk.settings import MODEL, OPEN_LOOP, OUTPUT, RUN, Flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gymsdk.bench.load import BenchPlan
     from gymsdk.bench.report import BenchResult
-
-OPEN_LOOP = "Open loop"
-"""The panel of the options of an open loop."""
 
 
 class LoadOptions(BaseModel):
@@ -92,7 +89,7 @@ def bench(  # each is an option of the command
     from gymsdk.bench import plot as drawing
     from gymsdk.bench.load import BenchPlan
     from gymsdk.bench.shapes import parse_shapes
-    from gymsdk.cli.process import Stopped, run_until_signal
+    from gymsdk.cli.process import run_until_signal
 
     if not names and load.shape is None:
         raise UsageError("name an environment to measure, or a shape with --shape")
@@ -116,10 +113,7 @@ def bench(  # each is an option of the command
     )
     if drawn.plot is not None:
         drawing.check_target(drawn.plot)
-    try:
-        results = run_until_signal(_print_measurements(plan, json=json))
-    except Stopped as stop:
-        raise typer.Exit(stop.code) from None
+    results = run_until_signal(_print_measurements(plan, json=json))
     if drawn.plot is not None:
         drawing.draw_results(results, drawn.plot)
         typer.echo(f"drew {drawn.plot}", err=True)

@@ -8,7 +8,7 @@ import typer
 
 from gymsdk.cli import options
 from gymsdk.cli.fields import Changed, Only, Without, take_models
-from gymsdk.cli.output import echo, secho
+from gymsdk.cli.output import echo, print_json, secho
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.settings import Rows
@@ -107,11 +107,9 @@ def check(  # noqa: PLR0913  # groups of options
 
 def _list_checks(checks: Sequence[Check | ModelCheck], *, json: bool) -> None:
     if json:
-        from gymsdk import jsonl
-
         fields = ("id", "requirement", "why", "fix")
         listed = [{name: getattr(check, name) for name in fields} for check in checks]
-        echo(jsonl.dump_document(listed), nl=False)
+        print_json(listed)
         return
     for check in checks:
         echo(f"{check.id:<32}  {check.requirement}")
@@ -135,15 +133,12 @@ def _check_model(name: str, checks: Sequence[ModelCheck], *, json: bool) -> bool
     """Run *checks* of the model *name*, print their results, and return whether none failed."""
     from gymsdk.checks import models
     from gymsdk.checks.report import format_counts
-    from gymsdk.cli.process import Stopped, run_until_signal
+    from gymsdk.cli.process import run_until_signal
 
     subject = models.ModelSubject(name)
     if not json and subject.entry:
         secho(f"{name} ({subject.entry.distribution} {subject.entry.version})", bold=True)
-    try:
-        results = run_until_signal(_print_results(models.iter_results(subject, checks), prints=not json))
-    except Stopped as stop:
-        raise typer.Exit(stop.code) from None
+    results = run_until_signal(_print_results(models.iter_results(subject, checks), prints=not json))
     checked = models.build_report(subject, results)
     echo(checked.model_dump_json(indent=2).encode() if json else f"\n{format_counts(results)}")
     return checked.passed
@@ -153,15 +148,12 @@ def _run_checks(subject: Subject, checks: Sequence[Check], *, json: bool) -> boo
     """Run *checks*, print their results, and return whether none failed."""
     from gymsdk.checks.report import format_counts
     from gymsdk.checks.run import CheckRun, build_report
-    from gymsdk.cli.process import Stopped, run_until_signal
+    from gymsdk.cli.process import run_until_signal
 
     if not json and subject.entry:
         entry = subject.entry
         secho(f"{entry.name} ({entry.distribution} {entry.version}), seed {subject.seed}", bold=True)
-    try:
-        results = run_until_signal(_collect_results(CheckRun(subject), checks, prints=not json))
-    except Stopped as stop:
-        raise typer.Exit(stop.code) from None
+    results = run_until_signal(_collect_results(CheckRun(subject), checks, prints=not json))
     checked = build_report(subject, results)
     echo(checked.model_dump_json(indent=2).encode() if json else f"\n{format_counts(results)}")
     return checked.passed

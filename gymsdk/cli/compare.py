@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
 from gymsdk.cli.fields import take_models
-from gymsdk.cli.output import echo
+from gymsdk.cli.output import echo, print_json
 from gymsdk.settings import Flag
 from gymsdk.working_folder import shorten_path
 
@@ -49,13 +49,13 @@ def compare(
         gymsdk compare rollouts/base rollouts/tuned --by row:difficulty
         gymsdk compare rollouts/base rollouts/tuned --json
     """
-    from gymsdk import jsonl, runs
+    from gymsdk import runs
     from gymsdk.runs.compare import to_json
 
     with runs.read(first) as a, runs.read(second) as b:
         comparison = a.compare(b, seed=chosen.seed, by=chosen.by)
     if json:
-        echo(jsonl.dump_document(to_json(comparison)), nl=False)
+        print_json(to_json(comparison))
     else:
         for line in _format_comparison(comparison, (str(shorten_path(first)), str(shorten_path(second))), chosen.limit):
             echo(line)

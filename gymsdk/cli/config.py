@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.output import echo
+from gymsdk.cli.output import echo, print_json
 from gymsdk.errors import UnknownEnvironment, UsageError, format_name
 from gymsdk.settings import OUTPUT
 from gymsdk.working_folder import shorten_path
@@ -98,9 +98,7 @@ def _print_deployment(deployment: Deployment, *, json: bool) -> None:
 
     deployment = show.redact_fields(deployment, _find_secret_settings(deployment))
     if json:
-        from gymsdk import jsonl
-
-        echo(jsonl.dump_document(show.dump_settings(deployment)), nl=False)
+        print_json(show.dump_settings(deployment))
         return
     echo("\n".join(show.format_yaml_lines(deployment)))
     for line in filter(None, (deployment.ignored_keys_note, *deployment.notes)):

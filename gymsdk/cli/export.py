@@ -17,11 +17,11 @@ from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
 from gymsdk.cli.fields import take_models
-from gymsdk.cli.output import echo
+from gymsdk.cli.output import echo, print_json
 from gymsdk.errors import UsageError
 from gymsdk.interpreter import build_module_command
 from gymsdk.rollouts.settings import Selection
-from gymsdk.settings import OUTPUT, Flag
+from gymsdk.settings import OUTPUT, SERVICE, Flag
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from gymsdk.rollouts.export import ExportReport
     from gymsdk.runs import Run
     from gymsdk.types import Row
-
-SERVICE = "Service"
 
 FOLLOW_SECONDS = 1.0
 """How often a followed run is looked at."""
@@ -103,7 +101,6 @@ def export(
 
 
 def _write_files(runs: list[Path], targets: Targets, selection: Selection, *, json: bool) -> None:
-    from gymsdk import jsonl
     from gymsdk.rollouts.export import ExportReport, export_dpo, export_sft
 
     if targets.sft is None and targets.dpo is None:
@@ -116,7 +113,7 @@ def _write_files(runs: list[Path], targets: Targets, selection: Selection, *, js
             reports[str(shorten_path(path))] = report
     if json:
         content = {name: report.to_json() for name, report in reports.items()}
-        echo(jsonl.dump_document(content), nl=False)
+        print_json(content)
     else:
         for name, report in reports.items():
             typer.echo("\n".join(_format_report(name, report)), err=True)

@@ -15,23 +15,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from gymsdk import console
 from gymsdk.cli.output import reserve_stdout
+from gymsdk.cli.process import Stopped
 from gymsdk.errors import format_suggestion
-from gymsdk.settings import (
-    FAULTS,
-    FORMAT,
-    LIMITS,
-    LOGGING,
-    MODEL,
-    NETWORK,
-    OUTPUT,
-    RAY,
-    RUN,
-    SAMPLING,
-    SECURITY,
-    SELECTION,
-    SETTINGS,
-    TASKS,
-)
+from gymsdk.settings import PANELS
 from gymsdk.working_folder import keep_working_folder, resolve_path
 
 CHOICE_ERROR = re.compile(r"(?P<value>'[^']*') is not one of (?P<known>.*?)\.?", re.DOTALL)
@@ -42,12 +28,6 @@ START = (
     ("gymsdk rollout math", "Play and grade many episodes with a model."),
 )
 """The commands that the help of `gymsdk` shows first."""
-
-PANELS = (
-    *("Branch", "Viewer", "Package", MODEL, TASKS, SETTINGS, SAMPLING, LIMITS, RUN, "Open loop", RAY),
-    *(NETWORK, SECURITY, FORMAT, FAULTS, LOGGING, "Export", SELECTION, "Service", OUTPUT),
-)
-"""The panels of options in the order in which the help of a command shows them."""
 
 MAX_UNGROUPED = 5
 """The largest number of options that the help of a command lists without panels."""
@@ -74,7 +54,10 @@ class Command(TyperCommand):
         console.raise_on_interrupt()
         with keep_working_folder(), reserve_stdout():
             ctx.params = {name: _resolve_paths(value) for name, value in ctx.params.items()}
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except Stopped as stop:
+                raise typer.Exit(stop.code) from None
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # the signature of click
         """Write the examples."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.output import echo
+from gymsdk.cli.output import echo, print_json
 from gymsdk.plugins import registry
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def info(
     """
     description = _describe_environment(name, registry.load(name, **options.parse_settings([name], settings)[name]))
     if json:
-        from gymsdk import jsonl
-
-        echo(jsonl.dump_document(description), nl=False)
+        print_json(description)
         return
     echo("\n".join(_format_lines(description)))
 

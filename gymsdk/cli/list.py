@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.output import echo
+from gymsdk.cli.output import echo, print_json
 from gymsdk.errors import BrokenPlugin, MissingExtra, UsageError
 from gymsdk.plugins import registry
 
@@ -69,8 +69,6 @@ def _print_table(entries: list[registry.Entry], *, has_groups: bool) -> None:
 
 
 def _print_json(entries: list[registry.Entry], *, has_groups: bool) -> None:
-    from gymsdk import jsonl
-
     omitted = set() if has_groups else {"group"}
     listed = [{key: value for key, value in asdict(entry).items() if key not in omitted} for entry in entries]
-    echo(jsonl.dump_document(listed), nl=False)
+    print_json(listed)

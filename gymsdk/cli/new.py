@@ -13,9 +13,9 @@ from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
 from gymsdk.cli.fields import take_models
-from gymsdk.cli.output import echo
+from gymsdk.cli.output import echo, print_json
 from gymsdk.errors import GymsdkError, UsageError
-from gymsdk.settings import OUTPUT, Flag
+from gymsdk.settings import OUTPUT, PACKAGE, Flag
 from gymsdk.working_folder import shorten_path
 
 DISTRIBUTION_PREFIX = "gym-env-"
@@ -65,10 +65,6 @@ def _describe_name_error(name: str) -> str:
         f"{shown_name} is not a valid environment name; use 1 to 64 letters, digits, `-`, `_` and `.`,"
         " with a letter or digit at both ends, as in `gymsdk new my-env`"
     )
-
-
-PACKAGE = "Package"
-"""The panel of the options that describe the package."""
 
 
 class Package(BaseModel):
@@ -188,8 +184,6 @@ def _print(name: EnvironmentName, folder: Path) -> None:
 
 
 def _print_json(environment_name: EnvironmentName, folder: Path) -> None:
-    from gymsdk import jsonl
-
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     document = {
         "name": environment_name.name,
@@ -198,4 +192,4 @@ def _print_json(environment_name: EnvironmentName, folder: Path) -> None:
         "folder": str(shorten_path(folder)),
         "files": files,
     }
-    echo(jsonl.dump_document(document), nl=False)
+    print_json(document)

@@ -61,6 +61,13 @@ def secho(message: object = "", *, nl: bool = True, err: bool = False, **style: 
     typer.secho(message, file=None if err else get_output(), nl=nl, err=err, **style)
 
 
+def print_json(content: object) -> None:
+    """Print *content* as a JSON document, which is the result of the command."""
+    from gymsdk import jsonl
+
+    echo(jsonl.dump_document(content), nl=False)
+
+
 @contextmanager
 def reserve_stdout() -> Iterator[None]:
     """Let only `get_output` and `echo` write to standard output inside the block; an inner block changes nothing."""

@@ -67,7 +67,7 @@ def play(  # noqa: PLR0913  # groups of options
     """
     from functools import partial
 
-    from gymsdk.cli.process import Stopped, run_interruptibly, run_until_signal
+    from gymsdk.cli.process import run_interruptibly, run_until_signal
     from gymsdk.cli.progress import show_warnings
     from gymsdk.cli.terminal import HumanPolicy, PrintingModel
     from gymsdk.models import registry as models
@@ -87,14 +87,11 @@ def play(  # noqa: PLR0913  # groups of options
     if policy.model:
         player = models.model(policy.model, **options.read_model_options(model_options))
         player = PrintingModel(player, to_stderr=json)
-    try:
-        with show_warnings():
-            if gym:
-                rollout = run_interruptibly(partial(_play_through_gymnasium, name, configured, player, row, seed))
-            else:
-                rollout = run_until_signal(_play_episode(environment, player, row, seed))
-    except Stopped as stop:
-        raise typer.Exit(stop.code) from None
+    with show_warnings():
+        if gym:
+            rollout = run_interruptibly(partial(_play_through_gymnasium, name, configured, player, row, seed))
+        else:
+            rollout = run_until_signal(_play_episode(environment, player, row, seed))
     _print_rollout(rollout, json=json)
     if rollout.failure:
         raise typer.Exit(1)

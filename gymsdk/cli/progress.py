@@ -98,10 +98,7 @@ def check_run(run: Run, replicas: Deployment | None, address: str) -> None:
 
         preflight.check_deployment(replicas)
         check_local_room(replicas, address)
-    try:
-        run_until_signal(check(run, is_served=replicas is not None))
-    except Stopped as stop:
-        raise typer.Exit(stop.code) from None
+    run_until_signal(check(run, is_served=replicas is not None))
 
 
 async def _execute_on_replicas(run: Run, deployment: Deployment, watch: ProgressReporter) -> list[Row]:

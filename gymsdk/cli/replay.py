@@ -10,19 +10,17 @@ from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
 from gymsdk.cli.fields import Changed, Given, Only, take_models
-from gymsdk.cli.output import echo
+from gymsdk.cli.output import echo, print_json
 from gymsdk.cli.process import Traceback
 from gymsdk.cli.show import format_count
 from gymsdk.errors import UsageError
 from gymsdk.models.options import ModelOptions
 from gymsdk.rollouts.settings import RunOutput
-from gymsdk.settings import RUN, Flag
+from gymsdk.settings import BRANCH, RUN, Flag
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from gymsdk.rollouts.replay import Replayed
-
-BRANCH = "Branch"
 
 
 class BranchChoice(BaseModel):
@@ -98,8 +96,6 @@ def replay(  # noqa: PLR0913  # groups of options
 
 
 def _print_comparison(replays: list[Replayed], *, json: bool) -> None:
-    from gymsdk import jsonl
-
     different = [played for played in replays if not played.is_equal]
     if json:
         content = [
@@ -113,7 +109,7 @@ def _print_comparison(replays: list[Replayed], *, json: bool) -> None:
             }
             for played in replays
         ]
-        echo(jsonl.dump_document(content), nl=False)
+        print_json(content)
     else:
         for played in different:
             echo(_describe(played))
@@ -131,12 +127,10 @@ def _describe(played: Replayed) -> str:
 
 
 def _print_branch(replays: list[Replayed], folder: Path, *, json: bool) -> None:
-    from gymsdk import jsonl
-
     rewards = [played.rollout.reward for played in replays]
     if json:
         content = {"folder": str(shorten_path(folder)), "rewards": rewards, "stored_reward": replays[0].stored.reward}
-        echo(jsonl.dump_document(content), nl=False)
+        print_json(content)
     else:
         for number, played in enumerate(replays):
             failure = played.rollout.failure

@@ -56,13 +56,10 @@ def restart(
         gymsdk restart math
         gymsdk restart math --drain 300 --head http://127.0.0.1:11000
     """
-    from gymsdk.cli.process import Stopped, run_until_signal
+    from gymsdk.cli.process import run_until_signal
     from gymsdk.client import DEFAULT_HEAD_URL
 
-    try:
-        seconds = run_until_signal(_restart_and_wait(name, (servers.head or DEFAULT_HEAD_URL).rstrip("/"), waits))
-    except Stopped as stop:
-        raise typer.Exit(stop.code) from None
+    seconds = run_until_signal(_restart_and_wait(name, (servers.head or DEFAULT_HEAD_URL).rstrip("/"), waits))
     echo(f"{name} restarted; it answers again after {seconds:.1f} s")
 
 

@@ -12,7 +12,7 @@ import typer
 
 from gymsdk.cli import options
 from gymsdk.cli.fields import Changed, Only, take_models
-from gymsdk.cli.output import echo
+from gymsdk.cli.output import echo, print_json
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.settings import Rows, RunLimits, RunOutput, Servers
 from gymsdk.settings import OUTPUT, RUN, TASKS
@@ -135,14 +135,11 @@ def _check_output(run: StoredRun, output: Path, *, overwrite: bool) -> None:
 
 
 def _report_progress(work: Any) -> None:
-    from gymsdk.cli.process import Stopped, run_until_signal
+    from gymsdk.cli.process import run_until_signal
     from gymsdk.cli.progress import show_warnings
 
     with show_warnings():
-        try:
-            run_until_signal(work)
-        except Stopped as stop:
-            raise typer.Exit(stop.code) from None
+        run_until_signal(work)
 
 
 async def _reverify_run(run: StoredRun, results: _Results, reverify_options: _Options) -> None:
@@ -222,8 +219,6 @@ def _check_grader(result: Reverified, named: set[str]) -> None:
 
 
 def _print(results: _Results, *, json: bool) -> None:
-    from gymsdk import jsonl
-
     if not json:
         echo("\n".join(_format_results(results)))
         return
@@ -234,7 +229,7 @@ def _print(results: _Results, *, json: bool) -> None:
         "unscored": results.unscored,
         "not_stateless": results.unsure,
     }
-    echo(jsonl.dump_document(document), nl=False)
+    print_json(document)
 
 
 def _format_results(results: _Results) -> Iterator[str]:

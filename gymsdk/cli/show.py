@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
 from gymsdk.cli.fields import take_models
-from gymsdk.cli.output import echo, get_output
+from gymsdk.cli.output import echo, get_output, print_json
 from gymsdk.errors import UsageError
 from gymsdk.settings import SELECTION, Flag
 from gymsdk.working_folder import shorten_path
@@ -91,7 +91,6 @@ def show(
 def _show_run(stored: Run, choice: RolloutChoice, *, json: bool) -> None:
     from rich.console import Console
 
-    from gymsdk import jsonl
     from gymsdk.runs import build_filter
 
     chosen = build_filter(choice.where, choice.search)
@@ -101,7 +100,7 @@ def _show_run(stored: Run, choice: RolloutChoice, *, json: bool) -> None:
     groups = {} if choice.by is None else {"groups": stored.queries.group(choice.by, chosen)}
     if json:
         content = {"run": stored.name, "summary": summary, "failures": failures, **groups, "rollouts": rows}
-        echo(jsonl.dump_document(content), nl=False)
+        print_json(content)
         _warn(stored)
         return
     for line in _format_summary(stored, summary, is_chosen=bool(choice.where or choice.search)):
@@ -179,7 +178,6 @@ def _build_group_table(by: str, groups: list[Row]) -> Table:
 
 
 def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
-    from gymsdk import jsonl
     from gymsdk.runs.schema import NOTE, TAG
 
     row = stored.queries.find(name)
@@ -188,7 +186,7 @@ def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
         raise UsageError(f"{path} has no rollout {name!r}; `gymsdk show {path}` lists some")
     rollout = stored.queries.read(row["id"])
     if json:
-        echo(jsonl.dump_document(rollout.line), nl=False)
+        print_json(rollout.line)
         return
     for part in _render_rollout(rollout, row, stored.queries.get_figures(row["id"])):
         echo(part)

@@ -11,7 +11,7 @@ import typer
 
 from gymsdk.cli import options
 from gymsdk.cli.fields import Changed, Only, take_models
-from gymsdk.cli.output import echo, get_output
+from gymsdk.cli.output import echo, get_output, print_json
 from gymsdk.errors import (
     BadConfig,
     BrokenEnvironment,
@@ -314,8 +314,6 @@ def _parse_unprefixed_settings(settings: list[str]) -> dict[str, dict[str, objec
 
 
 def _print_errors(path: Path, report: FileCheck, *, json: bool) -> None:
-    from gymsdk import jsonl
-
     if json:
         bad = [{"line": number, "reason": reason} for number, reason in report.bad]
         document = {
@@ -324,7 +322,7 @@ def _print_errors(path: Path, report: FileCheck, *, json: bool) -> None:
             "bad": bad,
             "environments": dict(report.good),
         }
-        echo(jsonl.dump_document(document), nl=False)
+        print_json(document)
         return
     for number, reason in report.bad:
         echo(f"{shorten_path(path)}:{number}: {reason}")

@@ -78,7 +78,7 @@ def check(  # noqa: PLR0913  # groups of options
     """
     from itertools import islice
 
-    from gymsdk.cli.process import Stopped, run_until_signal
+    from gymsdk.cli.process import run_until_signal
     from gymsdk.cli.progress import show_warnings
     from gymsdk.plugins import registry
     from gymsdk.rollouts.tasks import check_one_source, get_default_split, read_file, read_splits
@@ -99,11 +99,8 @@ def check(  # noqa: PLR0913  # groups of options
     else:
         token_model = _build_local_model(policy, tokenizer, rows.seed)
     selected = [row for _, row in islice(source, rows.limit)]
-    try:
-        with show_warnings():
-            report = run_until_signal(_check(environment, token_model, selected, rows.seed, budget, tokenizer))
-    except Stopped as stop:
-        raise typer.Exit(stop.code) from None
+    with show_warnings():
+        report = run_until_signal(_check(environment, token_model, selected, rows.seed, budget, tokenizer))
     echo(report.model_dump_json(indent=2).encode() if json else "\n".join(_format_report(report)))
     if report.broken or report.failures or report.engine_defects or not report.calls:
         raise typer.Exit(1)

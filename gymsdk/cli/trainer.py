@@ -9,7 +9,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.fields import Changed, Given, Without, take_models
 from gymsdk.cli.group import Command, create_group
-from gymsdk.cli.output import echo
+from gymsdk.cli.output import echo, print_json
 from gymsdk.cli.process import Traceback
 from gymsdk.models.options import ModelOptions
 from gymsdk.settings import MODEL
@@ -74,19 +74,15 @@ def check(
         gymsdk trainer check --base-url http://127.0.0.1:8000/v1
         gymsdk trainer check --base-url http://127.0.0.1:8000/v1 --update-weights "python push_weights.py"
     """
-    from gymsdk import jsonl
     from gymsdk.checks.trainer import TrainerStack
-    from gymsdk.cli.process import Stopped, run_until_signal
+    from gymsdk.cli.process import run_until_signal
     from gymsdk.cli.progress import show_warnings
 
     stack = TrainerStack(base_url.rstrip("/"), model, update_weights, model_options)
-    try:
-        with show_warnings():
-            results = run_until_signal(_check(stack, prints=not json))
-    except Stopped as stop:
-        raise typer.Exit(stop.code) from None
+    with show_warnings():
+        results = run_until_signal(_check(stack, prints=not json))
     if json:
-        echo(jsonl.dump_document([result.model_dump() for result in results]), nl=False)
+        print_json([result.model_dump() for result in results])
     failed = [result for result in results if result.outcome == "failed"]
     if not json:
         skipped = sum(result.outcome == "skipped" for result in results)

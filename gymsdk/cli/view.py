@@ -22,9 +22,7 @@ from gymsdk.cli.show import RolloutChoice
 from gymsdk.errors import UsageError
 from gymsdk.interpreter import build_module_command
 from gymsdk.models.options import ModelOptions
-from gymsdk.settings import Flag
-
-VIEWER, EXPORT = "Viewer", "Export"
+from gymsdk.settings import EXPORT, VIEWER, Flag
 
 
 class ViewOptions(BaseModel):
