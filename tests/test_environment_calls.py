@@ -1,0 +1,326 @@
+"""The line of a rollout holds the rewards of its steps, and the requests and answers of judges and user models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from deployed import run_command, serving
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from servers.app_helpers import app_client, serve_app
+
+from gymsdk import Environment, episode_record, jsonl, load, play
+from gymsdk.line import StoredRollout, build_line
+from gymsdk.models.scripted import ScriptedModel
+from gymsdk.rollouts.reverify import StoredRun, open_local_judge, reverify
+from gymsdk.servers import agent, resources
+from gymsdk.servers.remote import RemoteEnvironment
+
+KEY = "sk-of-the-judge-4711"
+
+ASKED = """
+from typing import Annotated, Any, Literal
+from pydantic import SecretStr
+from gymsdk import *
+
+class Settings(Config):
+    judge: Model
+    user: Model
+    key: SecretStr = SecretStr("sk-of-the-author")
+    broken: str = ""
+    padding: int = 0
+
+class Said(Task):
+    word: str
+
+async def query(model, text, **options):
+    answer = await model.respond({"input": [{"role": "user", "content": text}], **options})
+    return answer["output"][-1]["content"][0]["text"]
+
+@hookimpl
+def tasks(split: Literal["train"], seed):
+    yield from (Said.ask(f"Say word-{number}.", word=f"word-{number}") for number in range(60))
+
+async def ask(text: str, config: Settings) -> str:
+    "Ask the user."
+    return await query(config.user, f"{text} {'.' * config.padding}")
+
+@hookimpl
+def tools():
+    return [ask]
+
+@hookimpl
+async def reset(task: Said, config: Settings):
+    ending = config.broken if config.broken == "reset" else ""
+    return Reset(messages=[await query(config.user, f"greet {task.word} {ending}")])
+
+@hookimpl
+async def step(action, config: Settings, task: Said):
+    if isinstance(action, Message):
+        await query(config.user, f"part {task.word}")
+        return Step(reward=0.5, done=True)
+
+@hookimpl
+async def verify(task: Said, transcript, config: Settings):
+    secret = config.key.get_secret_value()
+    metadata = {"api_key": "hidden-1", "note": f"from http://user:hidden-2@host/ with {secret}"}
+    answer = await query(config.judge, f"grade {task.word} {config.broken}", temperature=0.25, metadata=metadata)
+    return Verdict(reward=float(task.word in answer))
+"""
+
+
+def build_judge() -> FastAPI:
+    """Return an OpenAI server that repeats the last message and the key; as a policy it calls `ask`, then replies."""
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def complete(request: Request) -> JSONResponse:
+        body = await request.json()
+        text = body["messages"][-1]["content"]
+        await asyncio.sleep(random.random() / 100)
+        key = request.headers.get("authorization", "")
+        if text.endswith(("verify", "reset")):
+            return JSONResponse({"error": {"message": f"refused for {key}"}}, 400)
+        message: dict[str, Any] = {"role": "assistant", "content": f"echo {text} for {key}"}
+        if body.get("tools"):
+            [word] = re.findall(r"word-\d+", body["messages"][1]["content"])
+            call = {"name": "ask", "arguments": json.dumps({"text": word})}
+            calls = [{"id": "1", "type": "function", "function": call}]
+            is_first = len(body["messages"]) == 2
+            message |= {"content": None, "tool_calls": calls} if is_first else {"content": word}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return JSONResponse({"id": "c1", "object": "chat.completion", "model": "echo", "choices": [choice]})
+
+    return app
+
+
+@pytest.fixture
+async def judge(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    monkeypatch.setenv("GYMSDK_API_KEY", KEY)
+    async with serve_app(build_judge()) as url:
+        monkeypatch.setenv("GYMSDK_BASE_URL", f"{url}/v1")
+        yield f"vllm/echo@{url}/v1"
+
+
+@pytest.fixture
+def asked(made: Callable[..., ModuleType], judge: str) -> Callable[..., Environment]:
+    module = made(ASKED)
+
+    def build(**settings: Any) -> Environment:
+        return Environment("asked", module, {"judge": judge, "user": judge, **settings})
+
+    return build
+
+
+AGENT = {"agent_ref": {"name": "asked_simple_agent"}}
+
+
+def build_row(number: int) -> dict[str, Any]:
+    return {"responses_create_params": {"input": "Say it."}, "word": f"word-{number}"}
+
+
+@pytest.fixture
+def player(policy: Callable[..., ScriptedModel]) -> Callable[[int], ScriptedModel]:
+    """Return a function that builds a policy for the row with this number."""
+    return lambda number: policy([("ask", {"text": f"word-{number}"})], f"word-{number}")
+
+
+def check_record(line: dict[str, Any], number: int) -> None:
+    """Check that *line* has the calls of the episode with this number, and no secret."""
+    word, host = f"word-{number}", line["gymsdk"]
+    assert host["step_rewards"] == [0.0, 0.5]
+    assert sum(host["step_rewards"]) == line["reward_components"]["steps"]
+    calls = host["environment_calls"]
+    assert [(call["role"], call["stage"], call.get("step")) for call in calls] == [
+        ("user", "reset", None),
+        ("user", "step", 0),
+        ("user", "step", 1),
+        ("judge", "verify", None),
+    ]
+    asked = [call["request"]["input"][0]["content"].split() for call in calls]
+    assert [words[:2] for words in asked] == [["greet", word], [word], ["part", word], ["grade", word]]
+    assert all(
+        call["answer"]["output"][-1]["content"][0]["text"].startswith(f"echo {' '.join(words)}")
+        for call, words in zip(calls, asked, strict=True)
+    )
+    assert all(0 < call["seconds"] < 60 for call in calls)
+    assert calls[-1]["request"]["temperature"] == 0.25
+    # The environment itself shows the policy what its user says.
+    text = json.dumps(calls)
+    assert "from http://***@host/ with ***" in text
+    assert not [secret for secret in (KEY, "sk-of-the-author", "hidden-1", "hidden-2") if secret in text]
+
+
+def write(rollout: Any) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(jsonl.dump_row(build_line(rollout, (0, 0))))
+    return line
+
+
+async def test_an_episode_in_this_process_has_its_calls_on_its_line(
+    asked: Callable[..., Environment], player: Callable[[int], ScriptedModel]
+) -> None:
+    rollout = await play(asked(), player(7), build_row(7))
+    line = write(rollout)
+    check_record(line, 7)
+    assert write(StoredRollout(line).to_rollout()) == line
+    assert line["gymsdk"]["format"] == 1
+
+
+async def test_the_calls_of_concurrent_episodes_stay_apart(
+    asked: Callable[..., Environment], player: Callable[[int], ScriptedModel]
+) -> None:
+    environment = asked()
+    rollouts = await asyncio.gather(*(play(environment, player(number), build_row(number)) for number in range(60)))
+    for number, rollout in enumerate(rollouts):
+        check_record(write(rollout), number)
+
+
+async def test_concurrent_episodes_behind_servers_have_the_same_lines(
+    asked: Callable[..., Environment], policy: Callable[..., ScriptedModel]
+) -> None:
+    async def choose(request: dict[str, Any], episode: Any) -> list[dict[str, Any]]:
+        word = episode.row["word"]
+        saying = policy(word if episode.transcript.items else [("ask", {"text": word})])
+        output: list[dict[str, Any]] = (await saying.respond(request, episode=episode))["output"]
+        return output
+
+    async with serve_app(resources.create_app(asked())) as url:
+        playing = agent.create_app(RemoteEnvironment(url, "asked"), ScriptedModel("says", choose))
+        async with app_client(playing) as client:
+            answers = await asyncio.gather(*(client.post("/run", json=build_row(number)) for number in range(40)))
+    for number, answer in enumerate(answers):
+        check_record(answer.json(), number)
+
+
+async def test_a_verdict_that_is_asked_for_twice_has_its_calls_once(asked: Callable[..., Environment]) -> None:
+    async with app_client(resources.create_app(asked())) as client:
+        row = build_row(3)
+        await client.post("/seed_session", json=row)
+        await client.post("/ask", json={"text": "word-3"})
+        output = [
+            {"type": "function_call", "call_id": "1", "name": "ask", "arguments": '{"text": "word-3"}'},
+            {"type": "function_call_output", "call_id": "1", "output": "echo"},
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "x", "annotations": []}],
+            },
+        ]
+        body = {**row, "response": {"object": "response", "output": output}}
+        first, second = [(await client.post("/verify", json=body)).json() for _ in range(2)]
+    check_record(first, 3)
+    assert first["gymsdk"] == second["gymsdk"]
+
+
+@pytest.mark.parametrize("broken", ["reset", "verify"])
+async def test_a_failed_rollout_has_the_calls_before_its_failure(
+    asked: Callable[..., Environment], player: Callable[[int], ScriptedModel], broken: str
+) -> None:
+    environment = asked(broken=broken)
+    local = await play(environment, player(1), build_row(1))
+    async with serve_app(resources.create_app(environment)) as url:
+        remote = await play(RemoteEnvironment(url, "asked"), player(1), build_row(1))
+    async with app_client(agent.create_app(environment, player(1))) as client:
+        answer = (await client.post("/run", json=build_row(1))).json()
+    for calls in (local.record.calls, remote.record.calls, answer["gymsdk"]["environment_calls"]):
+        assert len(calls) == (1 if broken == "reset" else 4)
+        assert (calls[-1]["stage"], calls[-1]["error"]["kind"]) == (broken, "model_refused")
+        assert "answer" not in calls[-1]
+        assert "refused for " in calls[-1]["error"]["message"]
+        assert KEY not in json.dumps(calls)
+    assert write(remote)["gymsdk"]["environment_calls"] == remote.record.calls
+    assert local.failure is not None
+
+
+async def test_the_oldest_calls_give_way_to_the_limit_of_bytes(
+    asked: Callable[..., Environment], policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episode_record, "MAX_CALL_BYTES", 20_000)
+    call = [("ask", {"text": "word-1"})]
+    rollout = await play(asked(padding=3000), policy(*[call] * 9, "word-1"), build_row(1))
+    host = write(rollout)["gymsdk"]
+    calls = host["environment_calls"]
+    assert len(json.dumps(calls, separators=(",", ":"))) <= 20_100
+    assert host["environment_calls_left_out"] + len(calls) == 12
+    assert [call["stage"] for call in calls[-2:]] == ["step", "verify"]
+    assert calls[0]["step"] > 0
+
+
+async def test_a_task_that_outlives_its_stage_adds_no_calls(
+    made: Callable[..., ModuleType], judge: str, policy: Callable[..., ScriptedModel]
+) -> None:
+    module = made(
+        ASKED.replace(
+            "async def reset(task: Said, config: Settings):",
+            "async def reset(task: Said, config: Settings):\n"
+            "    later.append(asyncio.ensure_future(ask_late(config)))\n    await asyncio.sleep(0)",
+        )
+        + "\nlater, gate = [], asyncio.Event()\n"
+        "async def ask_late(config):\n    await gate.wait()\n    await query(config.user, 'late')\n"
+    )
+    environment = Environment("asked", module, {"judge": judge, "user": judge})
+    rollout = await play(environment, policy("word-1"), build_row(1))
+    module.gate.set()
+    await module.later[0]
+    assert "late" not in json.dumps(rollout.record.calls)
+
+
+async def test_an_environment_without_models_and_rewards_of_steps_writes_no_record(
+    policy: Callable[..., ScriptedModel], environment: Callable[..., Environment]
+) -> None:
+    plain = environment("@hookimpl\ndef verify():\n    return Verdict(reward=1.0)\n")
+    rollout = await play(plain, policy("x"), {"responses_create_params": {"input": "Hi"}})
+    assert not {key for key in write(rollout)["gymsdk"] if key.startswith(("step_rewards", "environment_calls"))}
+    assert rollout.record.step_rewards == [0.0]
+
+
+async def test_verifying_again_replaces_the_calls_of_the_judge(
+    installed: Callable[..., Path], judge: str, player: Callable[[int], ScriptedModel], tmp_path: Path
+) -> None:
+    installed("asked", ASKED)
+    async with load("asked", judge=judge, user=judge) as environment:
+        line = write(await play(environment, player(2), build_row(2)))
+    stored = json.loads(json.dumps(line))
+    stored["gymsdk"]["environment_calls"][-1]["answer"] = "an old answer"
+    path = tmp_path / "old.jsonl"
+    path.write_text(json.dumps(stored | AGENT) + "\n")
+    run = StoredRun(path)
+    settings = {"asked": {"judge": judge, "user": judge}}
+    async with open_local_judge(run, settings) as local_judge:
+        [result] = [result async for result in reverify(run.iter_rollouts(), local_judge, concurrency=1)]
+    written = result.build_line()
+    assert written is not None
+    check_record(written, 2)
+    assert written["gymsdk"]["environment_calls"][:3] == line["gymsdk"]["environment_calls"][:3]
+
+
+@pytest.mark.slow
+async def test_every_way_to_play_a_run_stores_the_calls(
+    installed: Callable[..., Path], judge: str, tmp_path: Path
+) -> None:
+    installed("asked", ASKED)
+    settings = ("--set", f"judge={judge}", "--set", f"user={judge}")
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps(build_row(number) | AGENT) + "\n" for number in range(20)))
+    model = ("--model", "vllm/echo")
+
+    async def check(name: str, *options: str) -> None:
+        code, output = await run_command("rollout", "asked", "--tasks", tasks, *options, "--output", tmp_path / name)
+        assert code == 0, output
+        lines = [line for _, line in jsonl.read_rows(tmp_path / name / "rollouts.jsonl")]
+        assert len(lines) == 20
+        for line in lines:
+            check_record(line, line["_ng_task_index"])
+
+    await check("local", *settings, *model)
+    for options in (["--workers", "2"], ["--separate"]):
+        async with serving("asked", *model, *settings, "--port", 0, *options) as deployment:
+            await check(options[0].strip("-"), "--head", deployment.head)
