@@ -11,16 +11,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from deployed import run_command, serving
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from servers.app_helpers import app_client, serve_app
 
-from gymsdk import Environment, episode_record, jsonl, load, play
+from gymsdk import Environment, UsageError, episode_record, jsonl, load, play
 from gymsdk.line import StoredRollout, build_line
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.rollouts.reverify import StoredRun, open_local_judge, reverify
+from gymsdk.runs import read
 from gymsdk.servers import agent, resources
 from gymsdk.servers.remote import RemoteEnvironment
 
@@ -300,6 +302,36 @@ async def test_verifying_again_replaces_the_calls_of_the_judge(
     assert written is not None
     check_record(written, 2)
     assert written["gymsdk"]["environment_calls"][:3] == line["gymsdk"]["environment_calls"][:3]
+
+
+async def test_stored_calls_are_shown_and_the_rewards_of_steps_are_a_table(
+    asked: Callable[..., Environment],
+    player: Callable[[int], ScriptedModel],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "run.jsonl"
+    plain = {"reward": 1.0, "gymsdk": {"step_rewards": "none", "environment_calls": [3, {"request": []}]}}
+    path.write_bytes(jsonl.dump_row(write(await play(asked(), player(2), build_row(2)))) + jsonl.dump_row(plain))
+    _, output = await run_command("show", path, "0:0")
+    assert "rewards of the steps: 0, 0.5\n" in output
+    assert re.findall(r"^(\w+) at (\w+(?: \d)?), [0-9.e-]+ s$", output, re.MULTILINE) == [
+        ("user", "reset"),
+        ("user", "step 0"),
+        ("user", "step 1"),
+        ("judge", "verify"),
+    ]
+    assert "  grade word-2 \n  echo grade word-2 " in output
+    assert (await run_command("show", path, "1:0"))[0] == 0
+    with read(path) as run:
+        rows = run.arrow("steps").to_pylist()
+        run.write_parquet(tmp_path / "steps.parquet", "steps")
+        with pytest.raises(UsageError, match="no step of the chosen rollouts has a reward"):
+            run.write_parquet(tmp_path / "none.parquet", "steps", where=["task=1"])
+    assert [(row["task"], row["index"], row["step_reward"]) for row in rows] == [(0, 0, 0.0), (0, 1, 0.5)]
+    assert {row["reward"] for row in rows} == {1.5}
+    assert pq.read_table(tmp_path / "steps.parquet").to_pylist() == rows
 
 
 @pytest.mark.slow

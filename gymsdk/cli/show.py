@@ -22,6 +22,7 @@ from gymsdk.working_folder import shorten_path
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from gymsdk.episode_record import EpisodeRecord
     from gymsdk.line import StoredRollout
     from gymsdk.runs import Run
     from gymsdk.types import Item, Row
@@ -214,6 +215,7 @@ def _render_rollout(rollout: StoredRollout, row: Row, figures: dict[str, float])
         yield typer.style(f"reward {row['reward']:g}" + (f" = {parts}" if parts else ""), bold=True)
     for key, value in rollout.verdict.items():
         yield f"  {clean(key)}: {clean(_format_value(value))}"
+    yield from _render_record(rollout.record)
     counts = [
         *([f"ended: {row['ended']}"] if row["ended"] else []),
         format_count(row["turns"], "turn"),
@@ -222,6 +224,27 @@ def _render_rollout(rollout: StoredRollout, row: Row, figures: dict[str, float])
     counts += [f"{row['tokens']} tokens"] if row["tokens"] else []
     counts += [f"{row['seconds']:.2f} s"] if row["seconds"] is not None else []
     yield typer.style(clean(", ".join(counts)), dim=True)
+
+
+def _render_record(record: EpisodeRecord) -> Iterator[str]:
+    """Yield the rewards of the steps, and the calls of judges and user models with the last item of their requests."""
+    from gymsdk.line import get_object
+    from gymsdk.responses import get_input_items
+    from gymsdk.runs.records import iter_item_texts
+
+    if record.step_rewards:
+        yield f"  rewards of the steps: {', '.join(f'{reward:g}' for reward in record.step_rewards)}"
+    if record.left_out:
+        yield f"  {format_count(record.left_out, 'call')} of judges or user models left out"
+    for call in record.calls:
+        stage = f"{call.get('stage')} {call.get('step', '')}".rstrip()
+        yield typer.style(clean(f"{call.get('role')} at {stage}, {call.get('seconds')} s"), bold=True)
+        asked = get_input_items(get_object(call, "request"))[-1:]
+        answered = get_object(call, "answer").get("output") or []
+        yield from (_render_text(text, dim=True) for item in asked for text in iter_item_texts(item))
+        yield from (_render_text(text, fg="yellow") for item in answered for text in iter_item_texts(item))
+        if "error" in call:
+            yield _render_text(str(get_object(call, "error").get("message")), fg="red")
 
 
 def _draw_rule(title: str = "") -> str:

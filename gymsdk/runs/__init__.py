@@ -167,7 +167,7 @@ class Run:
         """Return a table of the run as an Arrow table (`gymsdk[arrow]`).
 
         Args:
-            table: `rollouts`, `messages`, `tool_calls` or `metrics`.
+            table: `rollouts`, `messages`, `tool_calls`, `steps` or `metrics`.
             where: Conditions that the rollouts must meet.
 
         Raises:
@@ -181,7 +181,7 @@ class Run:
         """Return a table of the run as a data frame (`gymsdk[pandas]` or `gymsdk[polars]`).
 
         Args:
-            table: `rollouts`, `messages`, `tool_calls` or `metrics`.
+            table: `rollouts`, `messages`, `tool_calls`, `steps` or `metrics`.
             where: Conditions that the rollouts must meet.
             library: The library of the data frame; by default pandas if it is installed, else polars.
 
@@ -195,7 +195,7 @@ class Run:
 
         Args:
             path: The file.
-            table: `rollouts`, `messages`, `tool_calls` or `metrics`.
+            table: `rollouts`, `messages`, `tool_calls`, `steps` or `metrics`.
             where: Conditions that the rollouts must meet.
 
         Raises:

@@ -19,7 +19,7 @@ from gymsdk.types import Row, is_policy_item, pair_outputs
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Table: TypeAlias = Literal["rollouts", "messages", "tool_calls", "metrics"]
+Table: TypeAlias = Literal["rollouts", "messages", "tool_calls", "steps", "metrics"]
 """The tables of a run."""
 
 BATCH_ROWS = 5000
@@ -33,7 +33,8 @@ def iter_rows(queries: RunQueries, table: Table, chosen: Filter | None = None) -
         queries: The run.
         table: `rollouts`: the columns of the index, and the numbers of the verdict and the components of the reward
             (`part/NAME`). `messages`: the items of the conversations, with role, type and text. `tool_calls`: the calls
-            with their arguments and outputs. `metrics`: the metrics of each environment at the end of the run.
+            with their arguments and outputs. `steps`: the rewards of the steps, if there are any. `metrics`: the
+            metrics of each environment at the end of the run.
         chosen: Which rollouts; the table `metrics` is about all of them.
 
     Raises:
@@ -53,8 +54,7 @@ def iter_rows(queries: RunQueries, table: Table, chosen: Filter | None = None) -
             continue
         keys = {name: row[name] for name in ("environment", "task", "repeat", "reward")}
         stored = queries.read(row["id"])
-        rows = _iter_messages(stored) if table == "messages" else _iter_tool_calls(stored)
-        yield from (keys | values for values in rows)
+        yield from (keys | values for values in _ROWS[table](stored))
 
 
 def build_arrow(queries: RunQueries, table: Table, chosen: Filter | None = None) -> pa.Table:
@@ -85,8 +85,7 @@ def write_parquet(queries: RunQueries, path: Path, table: Table, chosen: Filter 
             writer.write_batch(arrow.RecordBatch.from_pylist(rows, schema=schema))
             count += len(rows)
         if writer is None:
-            missing = "the run has no metrics yet" if table == "metrics" else "no rollout is chosen"
-            raise UsageError(f"{missing}; the file would be empty")
+            raise UsageError(f"{_MISSING.get(table, 'no rollout is chosen')}; the file would be empty")
         writer.close()
         part.replace(path)
     except OSError as error:
@@ -167,6 +166,17 @@ def _iter_tool_calls(stored: StoredRollout) -> Iterator[Row]:
         yield {name: call[name] for name in names} | {"output": found, "is_error": error}
 
 
+def _iter_steps(stored: StoredRollout) -> Iterator[Row]:
+    for index, reward in enumerate(stored.record.step_rewards):
+        yield {"index": index, "step_reward": reward}
+
+
+_ROWS = {"messages": _iter_messages, "tool_calls": _iter_tool_calls, "steps": _iter_steps}
+"""What reads the rows of a rollout from its line, for each table that needs the line."""
+
+_MISSING = {"metrics": "the run has no metrics yet", "steps": "no step of the chosen rollouts has a reward"}
+"""Why a table may be empty."""
+
 _KEYS = {"environment": "string", "task": "int64", "repeat": "int64", "reward": "float64"}
 _FIELDS: dict[Table, dict[str, str]] = {
     "rollouts": {
@@ -206,6 +216,7 @@ _FIELDS: dict[Table, dict[str, str]] = {
         "output": "string",
         "is_error": "bool_",
     },
+    "steps": {**_KEYS, "index": "int64", "step_reward": "float64"},
     "metrics": {"environment": "string", "metric": "string", "value": "float64"},
 }
 """The columns of each table with their Arrow types; the rollouts have the numbers of their verdicts beside them."""

@@ -574,6 +574,44 @@ def test_tokens_are_shown_with_their_texts(sampled: Path, tmp_path: Path, open_v
         assert [each["id"] for each in results.response["violations"]] == []
 
 
+def test_judges_and_the_rewards_of_steps_are_shown(
+    weak: Path, tmp_path: Path, open_viewer: Callable[..., Browser], open_export: Callable[[Path], Browser]
+) -> None:
+    lines = [line for _, line in read_rows(weak / "rollouts.jsonl")][:2]
+    said = {"type": "message", "content": [{"type": "output_text", "text": "It is <b>right</b>."}]}
+    call = {"role": "judge", "stage": "verify", "seconds": 0.25}
+    call |= {"request": {"input": [{"role": "user", "content": "Is it right?"}]}, "answer": {"output": [said]}}
+    failed = {"role": "user", "stage": "step", "step": 1, "seconds": 2.0, "error": {"message": "no answer"}}
+    lines[0]["gymsdk"] |= {"step_rewards": [0.0, 0.5], "environment_calls": [failed, call]}
+    lines[0]["gymsdk"]["environment_calls_left_out"] = 3
+    lines[1]["gymsdk"] |= {
+        "step_rewards": "odd",
+        "environment_calls": [None, 3, {"request": [], "answer": {"output": 4}}],
+    }
+    folder = tmp_path / "judged"
+    folder.mkdir()
+    (folder / "rollouts.jsonl").write_bytes(b"".join(map(dump_row, lines)))
+    command = [sys.executable, "-m", "gymsdk", "view", str(folder), "--export", str(tmp_path / "page.html")]
+    subprocess.run(command, check=True, capture_output=True)
+    first, second = (f"#/run/judged/{line['gymsdk']['id']}" for line in lines)
+    with start_viewer(folder, cache=tmp_path / "cache") as viewer:
+        exported = tmp_path / "page.html"
+        for browser, base in (
+            (open_viewer(viewer), f"{viewer.base}/"),
+            (open_export(exported), f"file://{exported}"),
+        ):
+            page = browser.page
+            page.goto(base + first)
+            page.get_by_text("(steps: 0, 0.5)").wait_for()
+            page.get_by_role("button", name="judges").click()
+            page.get_by_text("Is it right?").wait_for()
+            shown = page.locator("main").inner_text()
+            calls = ("judge at verify, 0.25 s", "It is <b>right</b>.", "user at step 1, 2 s", "no answer")
+            assert [text for text in (*calls, "3 earlier calls left out") if text not in shown] == []
+            page.goto(base + second)
+            page.get_by_role("button", name="judges").click()
+
+
 def test_the_dark_theme_is_kept(browser: Browser) -> None:
     page = browser.open("#/", "compare two runs")
     page.get_by_role("button", name="dark").click()

@@ -2,7 +2,7 @@
 import { Failure, Loading, buildAddress, changeQuery, describeReward, formatCount, formatNumber, formatSeconds, html, rewardBand, rolloutName, source, useEffect, useKeys, useMemo, useRequest, useState } from "./core.js";
 import { Waterfall } from "./charts.js";
 import { BranchDialog, ReplayButton } from "./play.js";
-import { Item, arrangeItems, isPolicyItem, useItems } from "./transcript.js";
+import { Item, arrangeItems, getText, isPolicyItem, useItems } from "./transcript.js";
 
 export function useNotes(run, version) {
   const [own, setOwn] = useState(0);
@@ -41,7 +41,8 @@ export function RolloutPane({ run, id, query, notes, reloadNotes, version, isPag
   const own = notes.filter((note) => note.id === rolloutName(row));
   const hasTokens = items.some((item) => item.generation_token_ids?.length);
   const parts = Object.entries(line.reward_components || {});
-  const tabs = ["conversation", ...(hasTokens ? ["tokens"] : []), "times", "json"];
+  const [stepRewards, calls] = ["step_rewards", "environment_calls"].map((name) => getList(line.gymsdk?.[name]));
+  const tabs = ["conversation", ...(hasTokens ? ["tokens"] : []), ...(calls.length ? ["judges"] : []), "times", "json"];
   return html`
     <div>
       <div class="page" style=${{ paddingBottom: 0 }}>
@@ -49,6 +50,7 @@ export function RolloutPane({ run, id, query, notes, reloadNotes, version, isPag
         <p style=${{ margin: "4px 0" }}>
           <span class=${`reward ${rewardBand(row.reward) === "full" ? "good" : rewardBand(row.reward) === "partial" ? "warn" : "bad"}`}>${describeReward(row)}</span>
           ${parts.length > 0 && html` <span class="muted">= ${parts.map(([name, value]) => `${name} ${formatNumber(value)}`).join(" + ")}</span>`}
+          ${stepRewards.length > 0 && html` <span class="muted">(steps: ${stepRewards.map((value) => String(value)).join(", ")})</span>`}
         </p>
         <p class="muted" style=${{ margin: "2px 0" }}>
           ${[row.ended && `ended: ${row.ended}`, formatCount(row.turns, "turn"), formatCount(row.tool_calls, "tool call"), row.tokens && formatCount(row.tokens, "token"), row.seconds !== null && formatSeconds(row.seconds), line.gymsdk?.seed !== undefined && `seed ${line.gymsdk.seed}`].filter(Boolean).join(" · ")}
@@ -68,6 +70,7 @@ export function RolloutPane({ run, id, query, notes, reloadNotes, version, isPag
       ${editing && html`<${NoteDialog} run=${run} id=${rolloutName(row)} item=${editing.item} notes=${own} onClose=${(saved) => { setEditing(null); if (saved) reloadNotes(); }} />`}
       ${branching !== null && html`<${BranchDialog} run=${run} id=${rolloutName(row)} items=${items} opening=${answer.opening} item=${branching} onClose=${() => setBranching(null)} />`}
       ${view === "json" && html`<pre class="json page" tabindex="0" role="region" aria-label="stored line">${JSON.stringify({ ...line, figures }, null, 2)}</pre>`}
+      ${view === "judges" && html`<${Calls} calls=${calls} leftOut=${line.gymsdk.environment_calls_left_out} />`}
       ${view === "times" && html`<div class="page">${line.gymsdk?.timing?.turns?.length ? html`<${Waterfall} timing=${line.gymsdk.timing} />` : html`<p class="muted">This rollout has no times of its turns.</p>`}</div>`}
       ${(view === "conversation" || view === "tokens") && html`
         <div class="transcript">
@@ -77,6 +80,25 @@ export function RolloutPane({ run, id, query, notes, reloadNotes, version, isPag
           ${items.length < total && html`<p><button disabled=${isLoading} onClick=${load}>show more: ${items.length} of ${total} items</button></p>`}
           <${Failure} error=${itemsError} />
         </div>`}
+    </div>`;
+}
+
+// Another program may have written anything.
+const getList = (value) => (Array.isArray(value) ? value.filter((member) => member !== null) : []);
+
+// The calls of judges and user models, with the last message of each request; the view "json" has all of them.
+function Calls({ calls, leftOut }) {
+  return html`
+    <div class="page">
+      ${leftOut > 0 && html`<p class="muted">${formatCount(leftOut, "earlier call")} left out</p>`}
+      ${calls.map(({ role, stage, step, seconds, request, answer, error }, number) => {
+        const input = request?.input;
+        const asked = typeof input === "string" ? input : getText(getList(input).at(-1)?.content);
+        const answered = getList(answer?.output).map((item) => getText(item.content)).join(" ");
+        return html`<details key=${number} open><summary><b>${String(role)}</b> ${`at ${stage}${step === undefined ? "" : ` ${step}`}, ${seconds} s`}</summary>
+          <pre tabindex="0" role="region" aria-label=${`request ${number + 1}`}>${asked}</pre>
+          <pre tabindex="0" role="region" aria-label=${`answer ${number + 1}`} class=${error ? "bad" : ""}>${error ? String(error.message) : answered}</pre></details>`;
+      })}
     </div>`;
 }
 
