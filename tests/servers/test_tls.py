@@ -8,7 +8,7 @@ import shutil
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import httpx
 import orjson
 import pytest
 
-from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials
+from gymsdk import Failed, ServerClient, Task, UsageError, credentials
 from gymsdk.cluster.reports import check_status
 from gymsdk.config.model import Deployment, Times
 from gymsdk.deploy.process import serve
@@ -45,11 +45,11 @@ def issue_certificate(folder: Path, names: str) -> Tls:
 
 
 @pytest.fixture
-def tls(tmp_path: Path) -> Tls:
+def tls(tmp_path):
     return issue_certificate(tmp_path, "DNS:localhost,IP:127.0.0.1")
 
 
-async def test_every_server_uses_tls_and_reports_it(counter: Callable[..., Environment], tls: Tls) -> None:
+async def test_every_server_uses_tls_and_reports_it(counter, tls):
     async with serve_secured(counter(), Security(token=TOKEN, tls=tls)) as servers:
         assert {url.partition(":")[0] for url in (servers.head, *servers.urls.values())} == {"https"}
         context = ssl.create_default_context(cafile=str(tls.certificate))
@@ -65,9 +65,7 @@ async def test_every_server_uses_tls_and_reports_it(counter: Callable[..., Envir
         assert (await client_of_all.post("counter", "/seed_session", json=ROW)).ok
 
 
-async def test_a_process_trusts_its_own_certificate_under_any_name(
-    counter: Callable[..., Environment], tmp_path: Path
-) -> None:
+async def test_a_process_trusts_its_own_certificate_under_any_name(counter, tmp_path):
     tls = issue_certificate(tmp_path, "DNS:gym.test")
     async with serve_secured(counter(), Security(tls=tls)) as servers:
         remote = RemoteEnvironment(servers.urls["counter"], "counter")
@@ -77,7 +75,7 @@ async def test_a_process_trusts_its_own_certificate_under_any_name(
     assert trust.get_ssl_context("127.0.0.1").check_hostname is True
 
 
-async def test_plain_http_to_a_tls_server_is_rejected(counter: Callable[..., Environment], tls: Tls) -> None:
+async def test_plain_http_to_a_tls_server_is_rejected(counter, tls):
     async with serve_secured(counter(), Security(tls=tls)) as servers:
         with pytest.raises(Failed, match="broke off its answer"):
             await http.get(servers.head.replace("https", "http"), retry=http.Retry(times=0))
@@ -100,9 +98,7 @@ async def run(*arguments: object, **variables: object) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-async def test_a_run_over_tls_with_the_token_needs_only_two_variables(
-    counter: Callable[..., Environment], tls: Tls, tmp_path: Path
-) -> None:
+async def test_a_run_over_tls_with_the_token_needs_only_two_variables(counter, tls, tmp_path):
     token, rows, output = tmp_path / "token.txt", tmp_path / "rows.jsonl", tmp_path / "run"
     token.touch(mode=0o600)
     token.write_text(TOKEN.get_secret_value())
@@ -125,7 +121,7 @@ async def test_a_run_over_tls_with_the_token_needs_only_two_variables(
 
 
 @pytest.mark.parametrize("broken", ["certificate", "key", "another", "locked", "missing"])
-def test_files_that_are_not_a_certificate_and_its_key_are_rejected(tls: Tls, tmp_path: Path, broken: str) -> None:
+def test_files_that_are_not_a_certificate_and_its_key_are_rejected(tls, tmp_path, broken):
     if broken == "missing":
         tls.key.unlink()
     elif broken == "another":
@@ -140,7 +136,7 @@ def test_files_that_are_not_a_certificate_and_its_key_are_rejected(tls: Tls, tmp
         tls.create_ssl_context()
 
 
-def test_an_invalid_file_of_authorities_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_file_of_authorities_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv(trust.CA_FILE_VARIABLE, str(tmp_path / "none.pem"))
     with pytest.raises(UsageError, match=r"none\.pem cannot be read"):
         trust.get_ssl_context("gym.test")
@@ -152,7 +148,7 @@ def issue_authority(folder: Path) -> Path:
     return issue_certificate(folder, "DNS:authority.test").certificate
 
 
-def test_a_process_trusts_its_certificate_only_at_its_address_and_no_issuer(tls: Tls, tmp_path: Path) -> None:
+def test_a_process_trusts_its_certificate_only_at_its_address_and_no_issuer(tls, tmp_path):
     chain, ca = tmp_path / "chain.pem", issue_authority(tmp_path / "ca")
     chain.write_bytes(tls.certificate.read_bytes() + ca.read_bytes())
     own, issuer = (ssl.PEM_cert_to_DER_cert(each.read_text()) for each in (tls.certificate, ca))
@@ -195,7 +191,7 @@ async def terminate_tls(url: str, tls: Tls) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-def proxied(tmp_path: Path, tls: Tls, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+def proxied(tmp_path, tls, monkeypatch):
     """Return a deployment that requires a token, which requests of this process carry."""
     token = tmp_path / "token.txt"
     token.touch(mode=0o600)
@@ -210,9 +206,7 @@ NOT_LOOPBACK = "0x7f000001"
 
 
 @pytest.mark.slow
-async def test_a_run_behind_a_proxy_with_tls_says_at_its_start_why_the_servers_reject_it(
-    proxied: Deployment, tls: Tls, tmp_path: Path
-) -> None:
+async def test_a_run_behind_a_proxy_with_tls_says_at_its_start_why_the_servers_reject_it(proxied, tls, tmp_path):
     deployment = proxied.model_copy(update={"advertise_host": NOT_LOOPBACK})
     async with serve(["math"], deployment=deployment) as servers, terminate_tls(servers.head_url, tls) as head:
         agent = servers.urls["math_simple_agent"]
@@ -233,9 +227,7 @@ async def test_a_run_behind_a_proxy_with_tls_says_at_its_start_why_the_servers_r
 
 
 @pytest.mark.slow
-async def test_behind_a_proxy_with_tls_on_this_machine_the_token_reaches_the_servers_of_this_machine(
-    proxied: Deployment, tls: Tls
-) -> None:
+async def test_behind_a_proxy_with_tls_on_this_machine_the_token_reaches_the_servers_of_this_machine(proxied, tls):
     async with serve(["math"], deployment=proxied) as servers, terminate_tls(servers.head_url, tls) as head:
         answer = await ServerClient(head).get("math", "/readyz")
         assert answer.ok
@@ -243,9 +235,7 @@ async def test_behind_a_proxy_with_tls_on_this_machine_the_token_reaches_the_ser
 
 
 @pytest.mark.slow
-async def test_behind_a_proxy_with_tls_servers_without_a_token_are_used_as_before(
-    tls: Tls, proxied: Deployment
-) -> None:
+async def test_behind_a_proxy_with_tls_servers_without_a_token_are_used_as_before(tls, proxied):
     deployment = proxied.model_copy(update={"token_file": None, "advertise_host": NOT_LOOPBACK})
     os.environ.pop("GYMSDK_TOKEN_FILE")
     async with serve(["math"], deployment=deployment) as servers, terminate_tls(servers.head_url, tls) as head:
