@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -11,25 +12,31 @@ from gymsdk.edge.errors import RequestRejected
 from .registrations import HERE, MATH, build_exit_registration, build_registration, build_service
 
 
-def test_a_lost_node_is_remembered_until_it_returns_unlike_one_that_left(registry, clock):
+def list_lost(registry):
+    return [node.id for node in registry.lost_nodes]
+
+
+def test_a_lost_node_is_remembered_for_a_while_until_it_returns_unlike_one_that_left(registry, clock):
     for name in "ab":
         registry.register(name, build_registration(build_service()), HERE)
     registry.leave("b")
     clock.now = 11.0
-    assert [each.id for each in registry.lost_nodes] == ["a"]
-    registry.register("a", build_registration(MATH), HERE)
-    assert registry.lost_nodes == []
-
-
-def list_lost(registry):
-    return [each.id for each in registry.lost_nodes]
-
-
-def test_a_lost_node_that_leaves_late_is_forgotten_and_its_report_ignored(registry, clock):
-    registry.register("a", build_registration(MATH), HERE)
-    clock.now = 11.0
     assert list_lost(registry) == ["a"]
+    registry.register("a", build_registration(MATH), HERE)
+    assert list_lost(registry) == []
+    clock.now = 611.0
+    assert list_lost(registry) == ["a"]
+    clock.now = 612.0
+    assert list_lost(registry) == []
+
+
+def test_a_lost_node_that_leaves_late_or_whose_exit_is_reported_is_forgotten(registry, clock):
+    registry.register("a", build_registration(build_service(name="sums")), HERE)
+    registry.register("child", build_registration(build_service(pid=7), supervisor="s"), HERE)
+    clock.now = 11.0
+    assert list_lost(registry) == ["a", "child"]
     registry.leave("a")
+    registry.register("supervisor", build_exit_registration(), HERE)
     assert list_lost(registry) == []
     with pytest.raises(RequestRejected, match="has left"):
         registry.register("a", build_registration(MATH), HERE)
@@ -96,29 +103,27 @@ def test_a_node_that_shrank_is_lost_with_its_last_servers(registry, clock):
     assert list_lost(registry) == []
 
 
-def test_a_lost_node_is_remembered_for_a_while(registry, clock):
-    registry.register("a", build_registration(MATH), HERE)
-    clock.now = 600.0
-    assert list_lost(registry) == ["a"]
-    clock.now = 601.0
-    assert list_lost(registry) == []
-
-
-async def test_no_node_is_lost_because_the_head_was_blocked(registry, clock):
+@asynccontextmanager
+async def run(registry):
     up, over = asyncio.Event(), asyncio.Event()
     running = asyncio.ensure_future(registry.run(up, over))
     await up.wait()
     await asyncio.sleep(0)
     registry.register("a", build_registration(MATH), HERE)
-    clock.now = 30.0
-    assert ([each.id for each in registry], list_lost(registry), registry.is_settled) == (["a"], [], False)
-    clock.now = 31.9
-    registry.register("b", build_registration(build_service(name="sums")), HERE)
+    yield
     over.set()
     await running
+
+
+async def test_no_node_is_lost_because_the_head_was_blocked(registry, clock):
+    async with run(registry):
+        clock.now = 30.0
+        assert ([node.id for node in registry], list_lost(registry), registry.is_settled) == (["a"], [], False)
+        clock.now = 31.9
+        registry.register("b", build_registration(build_service(name="sums")), HERE)
     # A node that sends no report afterwards is lost.
     clock.now = 40.1
-    assert ([each.id for each in registry], list_lost(registry), registry.is_settled) == (["b"], ["a"], True)
+    assert ([node.id for node in registry], list_lost(registry), registry.is_settled) == (["b"], ["a"], True)
 
 
 async def test_no_node_is_lost_while_the_head_is_too_busy_to_read_heartbeats(registry, clock):
@@ -133,11 +138,3 @@ async def test_no_node_is_lost_while_the_head_is_too_busy_to_read_heartbeats(reg
         assert ([each.id for each in registry], list_lost(registry)) == (["a"], [])
     over.set()
     await running
-
-
-def test_a_lost_node_is_forgotten_once_its_supervisor_reports_its_exit(registry, clock):
-    registry.register("child", build_registration(build_service(pid=7), supervisor="s"), HERE)
-    clock.now = 11.0
-    assert [each.id for each in registry.lost_nodes] == ["child"]
-    registry.register("supervisor", build_exit_registration(), HERE)
-    assert registry.lost_nodes == []

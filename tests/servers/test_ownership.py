@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from gymsdk import Environment, Task, responses
+from gymsdk import Task, responses
 from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
 from gymsdk.cluster.forwarding import OtherInstances
 from gymsdk.cluster.shared_memory import ENTRY, SharedMemory, _compute_digest, create_shared_file
@@ -47,14 +46,14 @@ class GatedModel:
 
 
 @pytest.fixture
-def memory() -> Iterator[SharedMemory]:
+def memory():
     file = create_shared_file()
     yield SharedMemory(file)
     os.close(file)
 
 
 @pytest.fixture
-def owners(memory: SharedMemory) -> Ownership:
+def owners(memory):
     directory = InstanceDirectory(nodes_fetcher("http://127.0.0.1:9"))
     others = OtherInstances("one", "responses_api_agents", "no-instance", directory)
     return Ownership("one", os.getpid(), memory, others, seconds=SECONDS)
@@ -93,9 +92,7 @@ def build_row(prompt: str, rollout: str) -> dict[str, Any]:
     return Task.ask(prompt, initial_count=1, expected_count=3).row() | {"_ng_rollout_id": rollout}
 
 
-async def test_a_claim_lasts_while_the_rollout_plays_and_as_long_as_its_response_from_then_on(
-    counter: Callable[..., Environment], memory: SharedMemory, owners: Ownership
-) -> None:
+async def test_a_claim_lasts_while_the_rollout_plays_and_as_long_as_its_response_from_then_on(counter, memory, owners):
     model, row = GatedModel(), build_row("slow", "long")
     key = f"long:{digest_row(row)}"
     async with app_client(agent.create_app(counter(), model, owners=owners)) as client:
@@ -114,9 +111,7 @@ async def test_a_claim_lasts_while_the_rollout_plays_and_as_long_as_its_response
         await check_that_nothing_renews(memory, key)
 
 
-async def test_the_end_of_one_rollout_does_not_release_another_one_with_its_id(
-    counter: Callable[..., Environment], memory: SharedMemory, owners: Ownership
-) -> None:
+async def test_the_end_of_one_rollout_does_not_release_another_one_with_its_id(counter, memory, owners):
     model, slow, fast = GatedModel(), build_row("slow", "7-0"), build_row("fast", "7-0")
     async with app_client(agent.create_app(counter(), model, owners=owners)) as client:
         playing = asyncio.ensure_future(client.post("/run", json=slow))
@@ -129,9 +124,7 @@ async def test_the_end_of_one_rollout_does_not_release_another_one_with_its_id(
         assert not is_owned(memory, f"7-0:{digest_row(slow)}")
 
 
-async def test_the_end_of_a_cancelled_operation_does_not_release_the_next_one(
-    memory: SharedMemory, owners: Ownership
-) -> None:
+async def test_the_end_of_a_cancelled_operation_does_not_release_the_next_one(memory, owners):
     cache, may_clean_up, has_ended, may_end = IdempotencyCache(claims=owners), *(asyncio.Event() for _ in range(3))
 
     async def work_until_cancelled() -> bytes:
@@ -164,13 +157,8 @@ async def test_the_end_of_a_cancelled_operation_does_not_release_the_next_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/seed_session", "/v1/agent_sessions"])
-async def test_a_claim_lasts_while_a_session_is_open(
-    counter: Callable[..., Environment],
-    memory: SharedMemory,
-    owners: Ownership,
-    path: str,
-) -> None:
-    ids: dict[str, Any] = {"episode_id": {"rollout_id": "r", "attempt": 0}}
+async def test_a_claim_lasts_while_a_session_is_open(counter, memory, owners, path):
+    ids = {"episode_id": {"rollout_id": "r", "attempt": 0}}
     task = {"task_id": {"taskset": "t", "task_id": "1"}}
     if path == "/seed_session":
         app = resources.create_app(counter(), owners=owners, ttl=TTL)
