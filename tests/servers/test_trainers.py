@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import statistics
-from collections.abc import AsyncIterator
 from itertools import islice
 from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 import yaml
 from omegaconf import OmegaConf
 
@@ -22,15 +23,18 @@ NAMES = ("math", "multineedle", "tool_call")
 Json = dict[str, Any]
 
 
-@pytest.fixture
-async def running() -> AsyncIterator[RunningServers]:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running():
     async with serve(NAMES) as servers:
         yield servers
     await http.aclose()
 
 
-@pytest.fixture
-async def client() -> AsyncIterator[aiohttp.ClientSession]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client():
     """Yield a client like a trainer's: no cookie jar, many connections to one host, a long read timeout."""
     connector = aiohttp.TCPConnector(limit_per_host=64)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=10800)
@@ -45,6 +49,11 @@ async def fetch_config(client: aiohttp.ClientSession, running: RunningServers) -
     async with client.get(f"{running.head_url}/global_config_dict_yaml") as answer:
         config = yaml.safe_load(await answer.text())
     return yaml.safe_load(config) if isinstance(config, str) else config
+
+
+async def post(client: aiohttp.ClientSession, url: str, body: Json) -> tuple[int, Json]:
+    async with client.post(url, json=body) as answer:
+        return answer.status, await answer.json()
 
 
 def first_row(name: str) -> Json:
@@ -75,148 +84,84 @@ def build_minimal_response(text: str) -> Json:
     """Return the minimum that a trainer sends of a response."""
     content = [{"type": "output_text", "text": text, "annotations": []}]
     message = {"id": "msg", "role": "assistant", "type": "message", "status": "completed", "content": content}
-    return {
-        "id": "resp",
-        "created_at": 0,
-        "model": "policy",
-        "object": "response",
-        "output": [message],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-    }
+    fields = {"id": "resp", "created_at": 0, "model": "policy", "object": "response", "output": [message]}
+    return fields | {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
 
 
-@pytest.mark.slow
-async def test_omegaconf_and_a_second_parse_find_every_resources_server(
-    running: RunningServers, client: aiohttp.ClientSession
-) -> None:
+async def test_every_server_is_found_in_the_configuration_and_answers_a_readiness_check(running, client):
     async with client.get(f"{running.head_url}/global_config_dict_yaml") as answer:
         config = OmegaConf.create(yaml.safe_load(await answer.text()))
     found = {}
     for name in config:
-        try:
+        with contextlib.suppress(KeyError, AttributeError):
             server = config[name].resources_servers[name]
-        except (KeyError, AttributeError):
-            continue
-        found[name] = f"http://{server.host}:{server.port}"
+            found[name] = f"http://{server.host}:{server.port}"
     assert found == {name: running.urls[name] for name in NAMES}
-    assert OmegaConf.to_container(config) == await fetch_config(client, running)
-
-
-@pytest.mark.slow
-async def test_agents_are_found_by_their_kind(running: RunningServers, client: aiohttp.ClientSession) -> None:
-    config = await fetch_config(client, running)
-    found = {
+    parsed = await fetch_config(client, running)
+    assert OmegaConf.to_container(config) == parsed
+    agents = {
         name: f"http://{server['host']}:{server['port']}"
-        for name, block in config.items()
+        for name, block in parsed.items()
         if isinstance(block, dict)
         for server in block.get("responses_api_agents", {}).values()
     }
-    assert found == {f"{name}_simple_agent": running.urls[f"{name}_simple_agent"] for name in NAMES}
-
-
-@pytest.mark.slow
-async def test_every_server_answers_a_readiness_check(running: RunningServers, client: aiohttp.ClientSession) -> None:
+    assert agents == {f"{name}_simple_agent": running.urls[f"{name}_simple_agent"] for name in NAMES}
+    for name in NAMES:
+        # A collector finds the environment server of each agent.
+        ((_, block),) = parsed[f"{name}_environment_server"]["environment_servers"].items()
+        assert block["agent_server"] == {"type": "responses_api_agents", "name": f"{name}_simple_agent"}
+        ((_, agent),) = parsed[block["agent_server"]["name"]]["responses_api_agents"].items()
+        assert {"entrypoint", "host", "port"} <= block.keys() & agent.keys()
     for url in (running.head_url, *running.urls.values()):
         async with client.get(f"{url}/") as answer:
             assert (answer.status, await answer.json()) == (200, {"status": "ok"})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-async def test_a_verdict_needs_a_row_and_a_minimal_response(
-    running: RunningServers, client: aiohttp.ClientSession, name: str
-) -> None:
-    row = {key: value for key, value in add_null_columns(first_row(name)).items() if value is not None}
-    prompt = [{"role": "user", "content": row["responses_create_params"]["input"][0]["content"]}]
-    body = {**row, "responses_create_params": {"input": prompt}, "response": build_minimal_response("I do not know")}
-    async with client.post(f"{running.urls[name]}/verify", json=body) as answer:
-        result = await answer.json()
-    assert (answer.status, result["reward"]) == (200, 0.0)
-    assert result["response"] == body["response"]
-
-
-async def test_right_and_wrong_answers_are_distinguished(
-    running: RunningServers, client: aiohttp.ClientSession
-) -> None:
-    row, rewards = first_row("math"), []
-    for text in (f"The answer is \\boxed{{{row['expected_answer']}}}.", "\\boxed{no idea}"):
-        body = add_null_columns(row) | {"response": build_minimal_response(text)}
-        async with client.post(f"{running.urls['math']}/verify", json=body) as answer:
-            rewards.append((await answer.json())["reward"])
-    assert rewards == [1.0, 0.0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-async def test_a_row_is_run_with_the_trainers_sampling(
-    running: RunningServers, client: aiohttp.ClientSession, name: str
-) -> None:
-    row = add_null_columns(first_row(name))
-    row["responses_create_params"] |= {"max_output_tokens": 512, "temperature": 1.0, "top_p": 1.0}
-    async with client.post(f"{running.urls[f'{name}_simple_agent']}/run", json=row) as answer:
-        result = await answer.json()
-    assert (answer.status, result["reward"]) == (200, 1.0)
-    assert "error" not in result
-    kinds = {item["type"] for item in result["response"]["output"]}
-    assert kinds & {"function_call", "message"}
-
-
-async def test_sixty_four_concurrent_rows_are_all_run(running: RunningServers, client: aiohttp.ClientSession) -> None:
-    rows = [task.row() for task in islice(load("tool_call").tasks("train"), 64)]
-
-    async def run(row: Json) -> float:
-        async with client.post(f"{running.urls['tool_call_simple_agent']}/run", json=row) as answer:
-            return float((await answer.json())["reward"])
-
-    assert await asyncio.gather(*map(run, rows)) == [1.0] * 64
-
-
-@pytest.mark.slow
-async def test_a_collector_finds_the_environment_server_of_each_agent(
-    running: RunningServers, client: aiohttp.ClientSession
-) -> None:
-    config = await fetch_config(client, running)
-    for name in NAMES:
-        ((_, block),) = config[f"{name}_environment_server"]["environment_servers"].items()
-        assert {"entrypoint", "host", "port"} <= block.keys()
-        assert block["agent_server"] == {"type": "responses_api_agents", "name": f"{name}_simple_agent"}
-        ((_, agent),) = config[block["agent_server"]["name"]]["responses_api_agents"].items()
-        assert {"entrypoint", "host", "port"} <= agent.keys()
-
-
-@pytest.mark.slow
-async def test_a_collector_reads_the_instances(running: RunningServers, client: aiohttp.ClientSession) -> None:
     async with client.get(f"{running.head_url}/server_instances") as answer:
-        result = await answer.json()
+        instances = await answer.json()
     wanted = {"process_name", "server_type", "name", "host", "port", "url", "pid", "entrypoint", "start_time"}
-    assert {each["process_name"] for each in result} == set(running.urls)
-    assert all(wanted <= each.keys() and each["status"] == "success" for each in result)
+    assert {instance["process_name"] for instance in instances} == set(running.urls)
+    assert all(wanted <= instance.keys() and instance["status"] == "success" for instance in instances)
 
 
-@pytest.mark.slow
-async def test_an_episode_request_is_answered_with_its_ids_and_a_result(
-    running: RunningServers, client: aiohttp.ClientSession
-) -> None:
+async def test_a_verdict_needs_a_row_and_a_minimal_response(running, client):
+    for name in NAMES:
+        row = {key: value for key, value in add_null_columns(first_row(name)).items() if value is not None}
+        prompt = [{"role": "user", "content": row["responses_create_params"]["input"][0]["content"]}]
+        response = build_minimal_response("I do not know")
+        body = {**row, "responses_create_params": {"input": prompt}, "response": response}
+        status, result = await post(client, f"{running.urls[name]}/verify", body)
+        assert (status, result["reward"], result["response"]) == (200, 0.0, response)
+    row = first_row("math")
+    for text, reward in ((f"The answer is \\boxed{{{row['expected_answer']}}}.", 1.0), ("\\boxed{no idea}", 0.0)):
+        body = add_null_columns(row) | {"response": build_minimal_response(text)}
+        assert (await post(client, f"{running.urls['math']}/verify", body))[1]["reward"] == reward
+
+
+async def test_a_row_is_run_with_the_trainers_sampling_and_sixty_four_at_once(running, client):
+    for name in NAMES:
+        row = add_null_columns(first_row(name))
+        row["responses_create_params"] |= {"max_output_tokens": 512, "temperature": 1.0, "top_p": 1.0}
+        status, result = await post(client, f"{running.urls[f'{name}_simple_agent']}/run", row)
+        assert (status, result["reward"], "error" in result) == (200, 1.0, False)
+        assert {item["type"] for item in result["response"]["output"]} & {"function_call", "message"}
+    rows = [task.row() for task in islice(load("tool_call").tasks("train"), 64)]
+    url = f"{running.urls['tool_call_simple_agent']}/run"
+    answers = await asyncio.gather(*(post(client, url, row) for row in rows))
+    assert [float(result["reward"]) for _, result in answers] == [1.0] * 64
+
+
+async def test_an_episode_request_is_answered_with_its_ids_and_a_result(running, client):
     row = first_row("tool_call")
     params = row.pop("responses_create_params")
     ids = {"episode_id": {"rollout_id": "r-1", "attempt": 1}, "task_id": {"taskset": "tool_call", "task_id": "0"}}
     task = {"task_id": ids["task_id"], "task_input": {"responses_create_params": params, "task_data": row}}
     body = {"episode_id": ids["episode_id"], "task": task}
-    async with client.post(f"{running.urls['tool_call_environment_server']}/run", json=body) as answer:
-        result = await answer.json()
-    assert answer.status == 200
-    assert {key: result[key] for key in ids} == ids
-    assert result["result"]["reward"] == 1.0
-    assert "failure" not in result
-    assert not [key for key in result["result"] if key.startswith("_ng_")]
+    status, answer = await post(client, f"{running.urls['tool_call_environment_server']}/run", body)
+    assert (status, answer["result"]["reward"], "failure" in answer) == (200, 1.0, False)
+    assert {key: answer[key] for key in ids} == ids
+    assert not [key for key in answer["result"] if key.startswith("_ng_")]
 
 
-@pytest.mark.slow
-async def test_metrics_are_reported_by_group_and_by_repeat(
-    running: RunningServers, client: aiohttp.ClientSession
-) -> None:
+async def test_metrics_are_reported_by_group_and_by_repeat(running, client):
     rewards = {(0, 0): 1.0, (0, 1): 0.0, (1, 0): 1.0, (1, 1): 1.0}
     rows = [
         {"reward": reward, "_ng_task_index": task, "_ng_rollout_index": repeat, "response": {"usage": {}}}
@@ -227,10 +172,7 @@ async def test_metrics_are_reported_by_group_and_by_repeat(
         async with client.post(url, data=json.dumps({"verify_responses": rows})) as answer:
             result = await answer.json()
         assert result["agent_metrics"]["mean/reward"] == statistics.fmean(rewards.values())
-        groups = [(each["_ng_task_index"], each["mean/reward"]) for each in result["group_level_metrics"]]
-        assert groups == [(0, 0.5), (1, 1.0)]
-        assert all(
-            {"min/reward", "max/reward", "rollout_infos"} <= each.keys() for each in result["group_level_metrics"]
-        )
-        assert len(result["repeat_level_metrics"]) == 2
-        assert result["key_metrics"]
+        groups = result["group_level_metrics"]
+        assert [(group["_ng_task_index"], group["mean/reward"]) for group in groups] == [(0, 0.5), (1, 1.0)]
+        assert all({"min/reward", "max/reward", "rollout_infos"} <= group.keys() for group in groups)
+        assert (len(result["repeat_level_metrics"]), bool(result["key_metrics"])) == (2, True)
