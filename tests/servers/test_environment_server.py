@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-
-import pytest
+from typing import Any
 
 import gymsdk
-from gymsdk import Environment, Episode, Task
-from gymsdk.models.scripted import ScriptedModel
+from gymsdk import Environment, Episode, Model, Task
 from gymsdk.servers import environment as server
 from gymsdk.types import Item
 
@@ -22,172 +19,108 @@ DATA = {"initial_count": 1, "expected_count": 3}
 IDS = {"episode_id": {"rollout_id": "r1", "attempt": 2}, "task_id": {"taskset": "counter:train", "task_id": "7"}}
 
 
+STUMBLE = [("stumble", {})]
+
+
 def episode(task_input: Item | None = None, **changed: object) -> Item:
     task_input = {"responses_create_params": PARAMS, "task_data": DATA} if task_input is None else task_input
     return {"episode_id": IDS["episode_id"], "task": {"task_id": IDS["task_id"], "task_input": task_input}} | changed
 
 
-async def test_a_flat_row_returns_its_line(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
-    async with app_client(server.create_app(counter(), policy(ADD, "done"))) as client:
-        line = (await client.post("/run", json=ROW | {"_ng_task_index": 3})).json()
-    assert (line["reward"], line["_ng_task_index"], line["mask_sample"]) == (1.5, 3, False)
-
-
-@pytest.mark.parametrize(
-    "task_input",
-    [{"responses_create_params": PARAMS, "task_data": DATA}, {"responses_create_params": PARAMS, **DATA}],
-)
-async def test_an_episode_returns_its_result_under_its_ids(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], task_input: Item
-) -> None:
-    async with app_client(server.create_app(counter(), policy(ADD, "done"))) as client:
-        response = (await client.post("/run", json=episode(task_input))).json()
-    assert response.keys() == {"episode_id", "task_id", "result"}
-    assert {key: response[key] for key in IDS} == IDS
-    assert (response["result"]["reward"], response["result"]["final"]) == (1.5, 3)
-    assert not [key for key in response["result"] if key.startswith("_ng_")]
-
-
-@pytest.mark.parametrize(
-    ("settings", "turns", "stage", "kind", "terminal"),
-    [
-        ({"judge": "down"}, ["done"], "verification", "judge_failed", False),
-        ({"judge": "lost"}, ["done"], "verification", "judge_failed", True),
-        ({}, [[("stumble", {})]], "agent", "gymsdk:tool_raised", False),
-    ],
-)
-async def test_an_episode_without_a_reward_is_a_failure_with_status_200(
-    counter: Callable[..., Environment],
-    policy: Callable[..., ScriptedModel],
-    settings: Item,
-    turns: list[object],
-    stage: str,
-    kind: str,
-    terminal: bool,
-) -> None:
-    async with app_client(server.create_app(counter(**settings), policy(*turns))) as client:
-        answer = await client.post("/run", json=episode())
-    failure = answer.json()["failure"]
+async def run(environment: Environment, policy: Model, body: Item, **options: Any) -> Item:
+    """Return the answer to a request, which has the status 200."""
+    async with app_client(server.create_app(environment, policy, **options)) as client:
+        answer = await client.post("/run", json=body)
     assert answer.status_code == 200
-    assert answer.json().keys() == {"episode_id", "task_id", "failure"}
-    assert (failure["stage"], failure["failure_kind"], failure["terminal"]) == (stage, kind, terminal)
-    assert failure["failure_reason"]
-    assert failure["partial_response"]["object"] == "response"
+    return answer.json()
+
+
+async def test_a_flat_row_returns_its_line_and_an_episode_its_result_under_its_ids(counter, policy):
+    line = await run(counter(), policy(ADD, "done"), ROW | {"_ng_task_index": 3})
+    assert (line["reward"], line["_ng_task_index"], line["mask_sample"]) == (1.5, 3, False)
+    for task_input in (None, {"responses_create_params": PARAMS, **DATA}):
+        response = await run(counter(), policy(ADD, "done"), episode(task_input))
+        assert response.keys() == {"episode_id", "task_id", "result"}
+        assert {key: response[key] for key in IDS} == IDS
+        assert (response["result"]["reward"], response["result"]["final"]) == (1.5, 3)
+        assert not [key for key in response["result"] if key.startswith("_ng_")]
+
+
+async def test_an_episode_without_a_reward_is_a_failure_with_status_200(counter, policy):
+    for settings, turn, stage, kind, terminal in (
+        ({"judge": "down"}, "done", "verification", "judge_failed", False),
+        ({"judge": "x" * 5000}, "done", "verification", "judge_failed", True),
+        ({}, STUMBLE, "agent", "gymsdk:tool_raised", False),
+    ):
+        answer = await run(counter(**settings), policy(turn), episode())
+        failure = answer["failure"]
+        assert answer.keys() == {"episode_id", "task_id", "failure"}
+        assert (failure["stage"], failure["failure_kind"], failure["terminal"]) == (stage, kind, terminal)
+        assert 0 < len(failure["failure_reason"]) <= 2000
+        assert (len(failure["failure_reason"]) == 2000) == (len(settings.get("judge", "")) == 5000)
+        assert failure["partial_response"]["object"] == "response"
+    suffixed = episode(episode_id={"rollout_id": "r1-a2"})
+    failure = (await run(counter(), policy("done"), suffixed))["failure"]
+    assert "must not end in `-a` and a number" in failure["failure_reason"]
+    full = {"concurrency": 0, "queue": 0}
+    failure = (await run(counter(), policy("done"), episode(), **full))["failure"]
+    assert (failure["stage"], failure["terminal"]) == ("admission", False)
+    failure = await run(counter(), policy("done"), FLAT, **full)
+    assert (failure["_ng_failure_stage"], failure["_ng_failure_terminal"]) == ("admission", False)
 
 
 FLAT = ROW | {"_ng_task_index": 3, "_ng_rollout_index": 0, "agent_ref": {"name": "counter_simple_agent"}}
 
 
-@pytest.mark.parametrize(
-    ("settings", "turns", "row", "kind", "stage", "terminal"),
-    [
-        ({"judge": "down"}, ["done"], FLAT, "judge_failed", "verification", False),
-        ({"judge": "lost"}, ["done"], FLAT, "judge_failed", "verification", True),
-        ({}, [[("stumble", {})]], FLAT, "environment_server_failed", "agent", False),
-        ({}, ["done"], FLAT | {"initial_count": "many"}, "environment_server_failed", "seed", True),
-        ({}, ["done"], FLAT | {"_ng_rollout_id": "r 1"}, "environment_server_failed", "seed", True),
-    ],
-)
-async def test_a_flat_row_without_a_reward_is_a_failure_with_status_200(
-    counter: Callable[..., Environment],
-    policy: Callable[..., ScriptedModel],
-    settings: Item,
-    turns: list[object],
-    row: Item,
-    kind: str,
-    stage: str,
-    terminal: bool,
-) -> None:
-    async with app_client(server.create_app(counter(**settings), policy(*turns))) as client:
-        answer = await client.post("/run", json=row)
-    failure = answer.json()
-    assert answer.status_code == 200
-    assert failure.keys().isdisjoint({"reward", "reward_components", "response"})
-    assert (failure["_ng_failure_class"], failure["_ng_failure_stage"]) == (kind, stage)
-    assert (failure["_ng_failure_terminal"], failure["agent_ref"]) == (terminal, FLAT["agent_ref"])
-    assert failure["_ng_failure_message"]
-    assert ("_ng_failure_partial_response" in failure) == (stage != "seed")
+FLAT = ROW | {"_ng_task_index": 3, "_ng_rollout_index": 0, "agent_ref": {"name": "counter_simple_agent"}}
 
 
-async def test_a_flat_row_at_a_full_server_is_a_retryable_failure(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
-    async with app_client(server.create_app(counter(), policy("done"), concurrency=0, queue=0)) as client:
-        failure = (await client.post("/run", json=FLAT)).json()
-    assert (failure["_ng_failure_stage"], failure["_ng_failure_terminal"]) == ("admission", False)
+async def test_a_flat_row_without_a_reward_is_a_failure_with_status_200(counter, policy):
+    for settings, turn, change, kind, stage, terminal in (
+        ({"judge": "down"}, "done", {}, "judge_failed", "verification", False),
+        ({"judge": "lost"}, "done", {}, "judge_failed", "verification", True),
+        ({}, STUMBLE, {}, "environment_server_failed", "agent", False),
+        ({}, "done", {"initial_count": "many"}, "environment_server_failed", "seed", True),
+        ({}, "done", {"_ng_rollout_id": "r 1"}, "environment_server_failed", "seed", True),
+    ):
+        failure = await run(counter(**settings), policy(turn), FLAT | change)
+        assert failure.keys().isdisjoint({"reward", "reward_components", "response"})
+        assert (failure["_ng_failure_class"], failure["_ng_failure_stage"]) == (kind, stage)
+        assert (failure["_ng_failure_terminal"], failure["agent_ref"]) == (terminal, FLAT["agent_ref"])
+        assert failure["_ng_failure_message"]
+        assert ("_ng_failure_partial_response" in failure) == (stage != "seed")
 
 
-@pytest.mark.parametrize(
-    "task_input",
-    [
+async def test_a_task_that_does_not_fit_is_a_terminal_failure_and_invalid_ids_get_422(counter, policy):
+    fitting = {"responses_create_params": PARAMS, "task_data": DATA}
+    for task_input in (
         {},
-        {"responses_create_params": PARAMS, "task_data": {"initial_count": "many"}},
-        {"responses_create_params": PARAMS, "task_data": DATA, "initial_count": 5},
-        {"responses_create_params": PARAMS, "task_data": DATA, "gymsdk": {"budget": {"turns": -1}}},
-    ],
-)
-async def test_a_task_that_does_not_fit_is_a_terminal_failure(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], task_input: Item
-) -> None:
+        fitting | {"task_data": {"initial_count": "many"}},
+        fitting | {"initial_count": 5},
+        fitting | {"gymsdk": {"budget": {"turns": -1}}},
+    ):
+        failure = (await run(counter(), policy("done"), episode(task_input)))["failure"]
+        assert (failure["stage"], failure["terminal"]) == ("seed", True), task_input
     async with app_client(server.create_app(counter(), policy("done"))) as client:
-        answer = await client.post("/run", json=episode(task_input))
-    failure = answer.json()["failure"]
-    assert answer.status_code == 200
-    assert (failure["stage"], failure["terminal"]) == ("seed", True)
+        for body in (
+            episode(episode_id={"rollout_id": "r 1"}),
+            episode(episode_id={"rollout_id": "r1", "attempt": -1}),
+            episode(strange=1),
+            {"episode_id": 3},
+            {"task": {}},
+        ):
+            assert (await client.post("/run", json=body)).status_code == 422, body
+        rows = {"verify_responses": [{"reward": 1.0}]}
+        metrics = (await client.post("/aggregate_metrics", json=rows)).json()
+    assert metrics["agent_metrics"]["mean/reward"] == 1.0
 
 
-async def test_a_failure_reason_has_at_most_2000_characters(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
-    async with app_client(server.create_app(counter(judge="x" * 5000), policy("done"))) as client:
-        answer = await client.post("/run", json=episode())
-    assert len(answer.json()["failure"]["failure_reason"]) == 2000
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        episode(episode_id={"rollout_id": "r 1"}),
-        episode(episode_id={"rollout_id": "r1", "attempt": -1}),
-        episode(strange=1),
-        {"episode_id": 3},
-        {"task": {}},
-    ],
-)
-async def test_a_request_with_invalid_ids_gets_422(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], body: Item
-) -> None:
-    async with app_client(server.create_app(counter(), policy("done"))) as client:
-        answer = await client.post("/run", json=body)
-    assert answer.status_code == 422
-
-
-async def test_an_id_with_an_attempt_suffix_is_rejected(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
-    async with app_client(server.create_app(counter(), policy("done"))) as client:
-        answer = await client.post("/run", json=episode(episode_id={"rollout_id": "r1-a2"}))
-    assert "must not end in `-a` and a number" in answer.json()["failure"]["failure_reason"]
-
-
-async def test_an_episode_requested_twice_is_played_once_unless_it_failed(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
+async def test_an_episode_requested_twice_is_played_once_unless_it_failed(counter, policy):
     async with app_client(server.create_app(counter(), policy([("stumble", {})], "done"))) as client:
         failed, played, again = [(await client.post("/run", json=episode())).json() for _ in range(3)]
     assert "failure" in failed
     assert "result" in played
     assert played == again
-
-
-async def test_an_episode_at_a_full_server_is_a_retryable_failure(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
-    async with app_client(server.create_app(counter(), policy("done"), concurrency=0, queue=0)) as client:
-        failure = (await client.post("/run", json=episode())).json()["failure"]
-    assert (failure["stage"], failure["terminal"]) == ("admission", False)
 
 
 class SleepingModel:
@@ -198,24 +131,13 @@ class SleepingModel:
         return {}
 
 
-async def test_an_agents_timeout_limits_the_episode(counter: Callable[..., Environment]) -> None:
+async def test_an_agents_timeout_limits_the_episode(counter):
     task_input = {"responses_create_params": PARAMS, "task_data": DATA, "agent_timeout_seconds": 0.2}
-    async with app_client(server.create_app(counter(), SleepingModel())) as client:
-        failure = (await client.post("/run", json=episode(task_input))).json()["failure"]
+    failure = (await run(counter(), SleepingModel(), episode(task_input)))["failure"]
     assert (failure["failure_kind"], failure["stage"], failure["terminal"]) == ("gymsdk:model_timeout", "agent", False)
 
 
-async def test_aggregate_metrics_returns_the_metrics_of_rows(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
-    async with app_client(server.create_app(counter(), policy("done"))) as client:
-        body = (await client.post("/aggregate_metrics", json={"verify_responses": [{"reward": 1.0}]})).json()
-    assert body["agent_metrics"]["mean/reward"] == 1.0
-
-
-async def test_repeats_of_a_materialised_row_differ_by_the_index_in_their_rollout_id(
-    installed: Callable[..., object],
-) -> None:
+async def test_repeats_of_a_materialised_row_differ_by_the_index_in_their_rollout_id(installed):
     installed()
     sums = gymsdk.load("sums")
     row = next(sums.tasks("train")).row()
