@@ -144,13 +144,13 @@ async def test_clients_that_disconnect_break_nothing_and_a_body_that_does_not_ar
 async def test_concurrent_calls_of_one_session_are_all_counted(running, caplog):
     url = running.urls["counter"]
 
-    async def add(client: aiohttp.ClientSession) -> int:
-        async with client.post(f"{url}/increment_counter", json={"count": 1}) as answer:
+    async def post(client, path, body):
+        async with client.post(f"{url}{path}", json=body) as answer:
             await answer.read()
             return answer.status
 
     async with unaffected(running, caplog), aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client:
-        async with client.post(f"{url}/seed_session", json=ROW):
-            pass
-        assert set(await asyncio.gather(*(add(client) for _ in range(100)))) == {200}
+        await post(client, "/seed_session", ROW)
+        calls = (post(client, "/increment_counter", {"count": 1}) for _ in range(100))
+        assert set(await asyncio.gather(*calls)) == {200}
         assert await _fetch_count(client, url) == 103

@@ -13,6 +13,8 @@ import aiohttp
 import httpx
 import pytest
 from aiohttp import web
+from anthropic import AsyncAnthropic, AuthenticationError
+from openai import AsyncOpenAI
 from pydantic import ValidationError
 from starlette.routing import Mount, Route
 
@@ -147,18 +149,14 @@ async def test_a_rejection_explains_the_token_in_the_form_of_the_api(servers):
 
 @pytest.mark.slow
 async def test_foreign_sdks_authenticate_with_their_api_keys(servers):
-    from anthropic import AsyncAnthropic, AuthenticationError
-    from openai import AsyncOpenAI
-
     base = servers.urls["policy_model"]
+    request = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
     async with AsyncOpenAI(base_url=base + "/v1", api_key=TOKEN_TEXT) as openai:
         assert (await openai.models.list()).data
     async with AsyncAnthropic(base_url=base, api_key="wrong", max_retries=0) as anthropic:
         with pytest.raises(AuthenticationError, match="requires a token"):
-            await anthropic.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
-    async with AsyncAnthropic(base_url=base, api_key=TOKEN_TEXT) as anthropic:
-        message = await anthropic.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
-    assert message.role == "assistant"
+            await anthropic.messages.create(**request)
+        assert (await anthropic.with_options(api_key=TOKEN_TEXT).messages.create(**request)).role == "assistant"
 
 
 @pytest.mark.usefixtures("token_file")
@@ -187,19 +185,13 @@ async def test_a_program_can_pass_the_token_itself_and_without_the_right_one_lea
         assert (caught.value.retryable, "another-token" in str(caught.value)) == (False, False)
 
 
-async def test_the_token_is_sent_to_our_servers_only(servers):
-    own_url = servers.urls["counter"]
+def test_the_token_is_sent_to_our_servers_only():
+    own_url = "http://127.0.0.1:8001"
     remote = RemoteEnvironment(own_url, "counter", token=TOKEN)
     assert remote.auth_headers(own_url + "/")
     assert remote.auth_headers(own_url.replace("127.0.0.1", "localhost"))
-    for other in (
-        "http://192.0.2.7:80",
-        own_url + "1",
-        own_url.replace("http", "https"),
-        own_url.replace("127.0.0.1", "evil.test"),
-        "http://[::",
-    ):
-        assert not remote.auth_headers(other)
+    others = ("http://192.0.2.7:80", own_url + "1", "https://127.0.0.1:8001", "http://evil.test:8001", "http://[::")
+    assert not [other for other in others if remote.auth_headers(other)]
 
 
 def test_an_agent_sends_the_token_only_to_its_own_resources_server():

@@ -127,14 +127,8 @@ async def test_no_node_is_lost_because_the_head_was_blocked(registry, clock):
 
 
 async def test_no_node_is_lost_while_the_head_is_too_busy_to_read_heartbeats(registry, clock):
-    up, over = asyncio.Event(), asyncio.Event()
-    running = asyncio.ensure_future(registry.run(up, over))
-    await up.wait()
-    await asyncio.sleep(0)
-    registry.register("a", build_registration(MATH), HERE)
-    # Each pass of the event loop takes three seconds; a heartbeat is read after four passes.
-    for seconds in range(3, 16, 3):
-        clock.now = float(seconds)
-        assert ([each.id for each in registry], list_lost(registry)) == (["a"], [])
-    over.set()
-    await running
+    async with run(registry):
+        # Each pass of the event loop takes three seconds; a heartbeat is read after four passes.
+        for seconds in range(3, 16, 3):
+            clock.now = float(seconds)
+            assert ([node.id for node in registry], list_lost(registry)) == (["a"], [])

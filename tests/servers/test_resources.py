@@ -173,12 +173,11 @@ async def test_only_the_episodes_tools_can_be_called(client):
     assert (answer.status_code, "cannot be run here" in answer.text) == (200, True)
 
 
-@pytest.mark.parametrize("name", ["verify", "seed_session", "aggregate_metrics", "reset", "step"])
-async def test_an_endpoint_is_not_a_tool(resources_client, name):
-    async with resources_client() as client:
-        await client.post("/seed_session", json=ROW)
-        answer = await client.post(f"/{name}", json={"count": 1})
-    assert answer.status_code == 422
+async def test_an_endpoint_is_not_a_tool(client):
+    await client.post("/seed_session", json=ROW)
+    for name in ("verify", "seed_session", "aggregate_metrics", "reset", "step"):
+        assert (await client.post(f"/{name}", json={"count": 1})).status_code == 422, name
+    assert [(await client.post(f"/{name}")).status_code for name in ("mcp", "docs", "livez")] == [404, 405, 405]
 
 
 async def test_a_tool_named_like_an_endpoint_causes_a_warning_at_startup(resources_client, caplog):
@@ -275,9 +274,8 @@ async def test_the_seed_comes_from_the_client_the_task_or_the_row(client):
     assert await seed() != await seed(other=1)
 
 
-async def test_our_own_clients_receive_the_opening_of_the_episode(resources_client):
-    async with resources_client() as client:
-        opened = (await client.post("/seed_session", json={**ROW, "gymsdk": {"seed": 7}})).json()["gymsdk"]
+async def test_our_own_clients_receive_the_opening_of_the_episode(client):
+    opened = (await client.post("/seed_session", json={**ROW, "gymsdk": {"seed": 7}})).json()["gymsdk"]
     assert opened["opening"] == [*INPUT, {"type": "message", "role": "user", "content": "seed 7"}]
     assert [tool["name"] for tool in opened["tools"]][:2] == ["increment_counter", "get_counter_value"]
 

@@ -39,7 +39,9 @@ def test_a_released_or_expired_or_taken_id_has_a_new_owner(file):
     memory.claim("expired", 1, -1)
     assert memory.claim("expired", 2, 60) == 2
     memory.claim("taken", 1, 60)
-    assert [memory.claim("taken", 2, 60, take_from=1), memory.claim("taken", 1, 60)] == [2, 2]
+    # An id is taken only from the owner that has ended.
+    assert [memory.claim("taken", worker, 60, take_from=1) for worker in (2, 3)] == [2, 2]
+    assert memory.claim("taken", 1, 60) == 2
 
 
 def test_a_repeat_renews_a_claim_and_never_shortens_it(file):
