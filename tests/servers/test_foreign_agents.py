@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import httpx
 import pytest
 
 from gymsdk import Environment, responses
 from gymsdk.types import Item
-from tests.servers.conftest import ResourcesClient
 
 SECRET = """
 class Hidden(State):
@@ -44,8 +42,22 @@ OTHER = {"responses_create_params": {"input": "guess"}, "gymsdk": {"seed": 1}}
 
 
 @pytest.fixture
-def hidden_environment(made: Callable[..., object]) -> Environment:
+def hidden_environment(made):
     return Environment("hidden", made("import random\n" + SECRET, "hidden_env"), {})
+
+
+@pytest.fixture
+async def client(resources_client, hidden_environment):
+    async with resources_client(hidden_environment) as client:
+        yield client
+
+
+@pytest.fixture
+async def agent(client):
+    """Return an agent with an open session."""
+    agent = Agent(client)
+    await agent.post("/seed_session", ROW)
+    return agent
 
 
 class Agent:
@@ -77,156 +89,97 @@ class Agent:
         return found
 
 
-async def test_a_policy_cannot_choose_its_seed(
-    resources_client: ResourcesClient, hidden_environment: Environment
-) -> None:
+async def test_a_policy_cannot_choose_its_seed(agent):
     known = str(random.Random(1).randrange(10**6))
-    async with resources_client(hidden_environment) as client:
-        agent = Agent(client)
-        await agent.post("/seed_session", ROW)
-        honest = (await agent.call("peek", {})).text
-        await agent.call("seed_session", OTHER)
-        await agent.call("peek", {})
-        verdict = await agent.verify(known)
+    honest = (await agent.call("peek", {})).text
+    await agent.call("seed_session", OTHER)
+    await agent.call("peek", {})
+    verdict = await agent.verify(known)
     assert (verdict["reward"], verdict["tries"]) == (0.0, 1)
     assert "The earlier session was judged" in verdict["gymsdk"]["session_unused"]
     assert honest != known
 
 
-@pytest.mark.parametrize("endpoint", ["seed_session", "reset"])
-async def test_a_policy_cannot_restart_its_episode(
-    resources_client: ResourcesClient, hidden_environment: Environment, endpoint: str
-) -> None:
-    async with resources_client(hidden_environment) as client:
-        agent = Agent(client)
-        await agent.post("/seed_session", ROW)
-        secret = (await agent.call("peek", {})).text
-        await agent.call("peek", {})
-        assert (await agent.call(endpoint, ROW)).status_code == 200
-        await agent.call("peek", {})
-        verdict = await agent.verify(secret)
+@pytest.mark.parametrize(
+    ("endpoint", "then", "body"),
+    [
+        ("seed_session", "peek", {}),
+        ("reset", "peek", {}),
+        ("reset", "step", {"response": {"output": [responses.build_function_call("peek", {})] * 9}}),
+    ],
+)
+async def test_a_policy_cannot_restart_its_episode(agent, endpoint, then, body):
+    secret = (await agent.call("peek", {})).text
+    await agent.call("peek", {})
+    assert (await agent.call(endpoint, ROW)).status_code == 200
+    assert (await agent.call(then, body)).status_code == (409 if (endpoint, then) == ("reset", "peek") else 200)
+    verdict = await agent.verify(secret)
     assert (verdict["reward"], verdict["tries"]) == (0.0, 2), "the number of tries is kept"
 
 
-async def test_a_policy_cannot_restart_its_episode_turn_by_turn(
-    resources_client: ResourcesClient, hidden_environment: Environment
-) -> None:
-    async with resources_client(hidden_environment) as client:
-        agent = Agent(client)
-        await agent.post("/seed_session", ROW)
-        secret = (await agent.call("peek", {})).text
-        await agent.call("peek", {})
-        await agent.call("reset", ROW)
-        calls = [responses.build_function_call("peek", {})] * 9
-        assert (await agent.call("step", {"response": {"output": calls}})).status_code == 200
-        verdict = await agent.verify(secret)
-    assert (verdict["reward"], verdict["tries"]) == (0.0, 2)
-
-
-async def test_a_policy_cannot_restart_its_episode_through_another_path(
-    resources_client: ResourcesClient, hidden_environment: Environment
-) -> None:
+async def test_a_policy_cannot_restart_its_episode_through_another_path(agent):
     """The newer session receives as many tool calls as the response contains, one of them at a prefixed path."""
-    async with resources_client(hidden_environment) as client:
-        agent = Agent(client)
-        await agent.post("/seed_session", ROW)
-        secret = (await agent.call("peek", {})).text
-        await agent.call("seed_session", ROW)
-        assert (await agent.call("ng-rollout/r/peek", {})).status_code == 200
-        await agent.call("peek", {})
-        verdict = await agent.verify(secret)
+    secret = (await agent.call("peek", {})).text
+    await agent.call("seed_session", ROW)
+    assert (await agent.call("ng-rollout/r/peek", {})).status_code == 200
+    await agent.call("peek", {})
+    verdict = await agent.verify(secret)
     assert verdict["tries"] == 1, "the session that the agent opened is judged"
 
 
 @pytest.mark.slow
-async def test_a_client_that_opens_a_new_session_is_judged_in_the_new_one(
-    resources_client: ResourcesClient, hidden_environment: Environment
-) -> None:
-    async with resources_client(hidden_environment) as client:
-        agent = Agent(client)
-        await agent.post("/seed_session", ROW)
-        for _ in range(2):
-            await agent.post("/peek", {})
-        await agent.post("/seed_session", ROW)
-        secret = (await agent.call("peek", {})).text
-        verdict = await agent.verify(secret)
+async def test_a_client_that_opens_a_new_session_is_judged_in_the_new_one(agent):
+    for _ in range(2):
+        await agent.post("/peek", {})
+    await agent.post("/seed_session", ROW)
+    verdict = await agent.verify((await agent.call("peek", {})).text)
     assert (verdict["reward"], verdict["tries"]) == (1.0, 1)
 
 
 @pytest.mark.parametrize("endpoint", ["seed_session", "reset", "verify"])
-async def test_tool_arguments_cannot_open_or_judge_sessions(
-    resources_client: ResourcesClient, hidden_environment: Environment, endpoint: str
-) -> None:
-    async with resources_client(hidden_environment) as client:
-        agent = Agent(client)
-        await agent.post("/seed_session", ROW)
-        rejected = await agent.call(endpoint, {"response": {"output": []}, "count": 1})
-        secret = (await agent.call("peek", {})).text
-        verdict = await agent.verify(secret)
+async def test_tool_arguments_cannot_open_or_judge_sessions(agent, endpoint):
+    rejected = await agent.call(endpoint, {"response": {"output": []}, "count": 1})
+    verdict = await agent.verify((await agent.call("peek", {})).text)
     assert (rejected.status_code, verdict["reward"]) == (422, 1.0)
 
 
-async def test_a_policy_that_closes_its_session_is_judged_in_it(
-    resources_client: ResourcesClient, hidden_environment: Environment
-) -> None:
-    async with resources_client(hidden_environment) as client:
-        agent = Agent(client)
-        await agent.post("/seed_session", ROW)
-        secret = (await agent.call("peek", {})).text
-        await agent.call("peek", {})
-        await agent.call("close_session", {})
-        late = await agent.call("peek", {})
-        verdict = await agent.verify(secret)
+async def test_a_policy_that_closes_its_session_is_judged_in_it(agent):
+    secret = (await agent.call("peek", {})).text
+    await agent.call("peek", {})
+    await agent.call("close_session", {})
+    late = await agent.call("peek", {})
+    verdict = await agent.verify(secret)
     assert (late.status_code, verdict["reward"], verdict["tries"]) == (409, 0.0, 2)
 
 
-async def test_a_policy_that_reads_its_reward_has_been_judged(
-    resources_client: ResourcesClient, hidden_environment: Environment
-) -> None:
-    async with resources_client(hidden_environment) as client:
-        agent = Agent(client)
-        await agent.post("/seed_session", ROW)
-        secret = (await agent.call("peek", {})).text
-        guessed = {**ROW, "response": {"output": [responses.build_message("0")]}}
-        await agent.call("verify", guessed)
-        called = await agent.call("peek", {})
-        judged = await agent.post(
-            "/verify", {**ROW, "response": {"output": [*agent.items, responses.build_message(secret)]}}
-        )
-    assert (called.status_code, judged.status_code, judged.json()["kind"]) == (409, 409, "session_judged")
+async def test_a_policy_that_reads_its_reward_has_been_judged(agent):
+    secret = (await agent.call("peek", {})).text
+    await agent.call("verify", {**ROW, "response": {"output": [responses.build_message("0")]}})
+    called = await agent.call("peek", {})
+    judged = await agent.verify(secret)
+    assert (called.status_code, judged["kind"], "reward" in judged) == (409, "session_judged", False)
 
 
-@pytest.mark.parametrize("more", [{"ng_trajectory": []}, {"_rowidx": 3}, {"extra": 1}, {"other": None}])
-async def test_fields_that_an_agent_adds_to_the_row_lose_no_session(
-    resources_client: ResourcesClient, hidden_environment: Environment, more: Item
-) -> None:
-    async with resources_client(hidden_environment) as client:
+async def test_fields_that_an_agent_adds_to_the_row_lose_no_session(client):
+    prompt = [{"role": "user", "content": "guess", "type": "message"}]
+    for more in ({"ng_trajectory": []}, {"_rowidx": 3}, {"extra": 1}, {"other": None}):
         agent = Agent(client)
         await agent.post("/seed_session", {"responses_create_params": {"input": "guess"}})
         secret = (await agent.call("peek", {})).text
-        prompt = [{"role": "user", "content": "guess", "type": "message"}]
         verdict = await agent.verify(secret, {"responses_create_params": {"input": prompt}, **more})
-    assert (verdict["reward"], "session_unused" in verdict["gymsdk"]) == (1.0, False)
+        assert (verdict["reward"], "session_unused" in verdict["gymsdk"]) == (1.0, False), more
 
 
-@pytest.mark.parametrize(
-    "row", [{**ROW, "_ng_task_index": 4}, {**ROW, "responses_create_params": {"input": "other"}}, {**ROW, **OTHER}]
-)
-async def test_a_session_of_another_task_is_ignored(
-    resources_client: ResourcesClient, hidden_environment: Environment, row: Item
-) -> None:
-    async with resources_client(hidden_environment) as client:
+async def test_a_session_of_another_task_is_ignored(client):
+    for change in ({"_ng_task_index": 4}, {"responses_create_params": {"input": "other"}}, OTHER):
         agent = Agent(client)
-        await agent.post("/seed_session", row)
-        secret = (await agent.post("/peek", {})).text
-        verdict = await agent.verify(secret)
-    assert (verdict["kind"], "reward" in verdict) == ("session_mismatch", False)
-    assert "was not opened with this row" in verdict["detail"]
+        await agent.post("/seed_session", ROW | change)
+        verdict = await agent.verify((await agent.post("/peek", {})).text)
+        assert (verdict["kind"], "reward" in verdict) == ("session_mismatch", False), change
+        assert "was not opened with this row" in verdict["detail"]
 
 
-async def test_a_lost_session_is_reported_if_the_verdict_needs_it(
-    resources_client: ResourcesClient, hidden_environment: Environment, made: Callable[..., object]
-) -> None:
+async def test_a_lost_session_is_reported_if_the_verdict_needs_it(resources_client, hidden_environment, made):
     plain = Environment(
         "hidden", made("@hookimpl\nasync def verify(task):\n    return Verdict(reward=1.0)", "plain"), {}
     )

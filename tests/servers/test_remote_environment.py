@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,6 @@ from aiohttp import web
 from gymsdk import Environment, Task, Verdict, hookimpl, play
 from gymsdk.errors import BadRow
 from gymsdk.http.client import Retry
-from gymsdk.models.scripted import ScriptedModel
 from gymsdk.servers import resources
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.types import Item
@@ -27,22 +26,26 @@ ADD = [("increment_counter", {"count": 2})]
 TOOLS = [{"type": "function", "name": name, "parameters": {}} for name in ("add", "verify", "break")]
 
 
-async def test_an_episode_is_played_as_in_process(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
-    local = await play(counter(), policy(ADD, "done"), ROW, seed=5)
-    async with serve_app(resources.create_app(counter())) as url:
-        remote = await play(RemoteEnvironment(url, "counter"), policy(ADD, "done"), ROW, seed=5)
-    assert (
-        (remote.reward, remote.components) == (local.reward, local.components) == (1.5, {"verdict": 1.0, "steps": 0.5})
-    )
-    assert (remote.opening, remote.tools) == (local.opening, local.tools)
-    assert remote.response is not None
-    assert local.response is not None
-    assert remote.response["output"] == local.response["output"]
+async def test_an_episode_is_played_as_in_process_and_leaves_no_session(counter, policy):
+    invalid = [[("increment_counter", arguments)] for arguments in ({"count": "x"}, "{torn")]
+    async with serve_app(resources.create_app(counter())) as url, httpx.AsyncClient(base_url=url) as client:
+        environment = RemoteEnvironment(url, "counter")
+        for turn in (ADD, *invalid):
+            local = await play(counter(), policy(turn, "done"), ROW, seed=5)
+            remote = await play(environment, policy(turn, "done"), ROW, seed=5)
+            assert (remote.reward, remote.components) == (local.reward, local.components)
+            assert (remote.opening, remote.tools) == (local.opening, local.tools)
+            assert remote.response["output"] == local.response["output"]
+            if turn is ADD:
+                assert (remote.reward, remote.components) == (1.5, {"verdict": 1.0, "steps": 0.5})
+        assert metric((await client.get("/metrics")).text, "sessions_open", server="counter") == 0
+        failed = await play(environment, policy([("stumble", {})]), ROW)
+        assert (failed.outcome, failed.failure.kind, failed.failure.stage) == ("failed", "tool_raised", "step")
+        with pytest.raises(BadRow, match="does not fit environment 'counter'"):
+            await play(environment, policy("done"), ROW | {"initial_count": "many"})
 
 
-async def test_hooks_behind_a_server_get_the_id_of_the_rollout(policy: Callable[..., ScriptedModel]) -> None:
+async def test_hooks_behind_a_server_get_the_id_of_the_rollout(policy):
     ids: list[str] = []
 
     class Named:
@@ -58,64 +61,16 @@ async def test_hooks_behind_a_server_get_the_id_of_the_rollout(policy: Callable[
     assert ids[1].startswith("episode_")
 
 
-async def test_a_finished_episode_leaves_no_session(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
-    async with serve_app(resources.create_app(counter())) as url:
-        await play(RemoteEnvironment(url, "counter"), policy(ADD, "done"), ROW)
-        async with httpx.AsyncClient() as client:
-            figures = (await client.get(f"{url}/metrics")).text
-    assert metric(figures, "sessions_open", server="counter") == 0
-
-
-@pytest.mark.parametrize("call", [("increment_counter", {"count": "x"}), ("increment_counter", "{torn")])
-async def test_an_invalid_call_is_answered_as_in_process(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], call: tuple[str, Any]
-) -> None:
-    local = await play(counter(), policy([call], "done"), ROW)
-    async with serve_app(resources.create_app(counter())) as url:
-        remote = await play(RemoteEnvironment(url, "counter"), policy([call], "done"), ROW)
-    assert local.response is not None
-    assert remote.response is not None
-    assert remote.response["output"] == local.response["output"]
-
-
-@pytest.mark.parametrize("settings", [{"judge": "down"}, {"judge": "lost"}])
-async def test_a_remote_failure_is_the_same_failure_locally(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], settings: dict[str, Any]
-) -> None:
-    local = await play(counter(**settings), policy("done"), ROW)
-    async with serve_app(resources.create_app(counter(**settings))) as url:
-        remote = await play(RemoteEnvironment(url, "counter"), policy("done"), ROW)
-    assert (remote.outcome, remote.reward) == ("unscorable", None)
-    assert local.failure is not None
-    assert remote.failure is not None
-    assert (remote.failure.kind, remote.failure.stage) == (local.failure.kind, local.failure.stage)
-
-
-async def test_a_remote_tool_failure_fails_the_episode(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
-    async with serve_app(resources.create_app(counter())) as url:
-        rollout = await play(RemoteEnvironment(url, "counter"), policy([("stumble", {})]), ROW)
-    assert rollout.failure is not None
-    assert (rollout.outcome, rollout.failure.kind, rollout.failure.stage) == ("failed", "tool_raised", "step")
-
-
-async def test_a_row_that_does_not_fit_is_a_bad_row(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
-    async with serve_app(resources.create_app(counter())) as url:
-        with pytest.raises(BadRow, match="does not fit environment 'counter'"):
-            await play(RemoteEnvironment(url, "counter"), policy("done"), ROW | {"initial_count": "many"})
-
-
-async def test_an_unreachable_server_fails_the_episode(policy: Callable[..., ScriptedModel]) -> None:
+async def test_a_remote_failure_is_the_same_failure_locally(counter, policy):
+    for judge in ("down", "lost"):
+        local = await play(counter(judge=judge), policy("done"), ROW)
+        async with serve_app(resources.create_app(counter(judge=judge))) as url:
+            remote = await play(RemoteEnvironment(url, "counter"), policy("done"), ROW)
+        assert (remote.outcome, remote.reward) == ("unscorable", None)
+        assert (remote.failure.kind, remote.failure.stage) == (local.failure.kind, local.failure.stage)
     gone = RemoteEnvironment("http://127.0.0.1:9", "counter", retry=Retry(times=1, first=0.001))
-    rollout = await play(gone, policy("done"), ROW)
-    assert rollout.failure is not None
-    assert (rollout.failure.stage, rollout.failure.kind) == ("reset", "server_unreachable")
-    assert rollout.failure.retryable
+    failure = (await play(gone, policy("done"), ROW)).failure
+    assert (failure.stage, failure.kind, failure.retryable) == ("reset", "server_unreachable", True)
 
 
 class NemoGymServer:
@@ -148,18 +103,19 @@ async def serve_nemo_gym(server: NemoGymServer) -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-DOWN = {"reward": 0.0, "_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "x"}
 TASK = {"responses_create_params": {"input": "add", "tools": TOOLS}, "own": 1}
 
 
-async def test_a_nemo_gym_server_is_played_by_its_own_rules(policy: Callable[..., ScriptedModel]) -> None:
+async def test_a_nemo_gym_server_is_played_by_its_own_rules(policy):
     server = NemoGymServer()
     calls = [("add", {"a": 1}), ("add", "{torn"), ("verify", {}), ("break", [1])]
     async with serve_nemo_gym(server) as url:
         rollout = await play(RemoteEnvironment(url, "sums"), policy(calls, "done"), TASK)
-    assert rollout.response is not None
     outputs = [item["output"] for item in rollout.response["output"] if item["type"] == "function_call_output"]
     assert [path for path, _, _ in server.requests] == ["/seed_session", "/add", "/break", "/verify"]
+    # The cookies of the last response go with the next request.
+    sent = [cookie for _, cookie, _ in server.requests]
+    assert sent == ["", *(f"StrangeServer___s=session-{number}" for number in (1, 2, 3))]
     assert outputs[0] == '{"sum": 3}'
     assert outputs[1].startswith('{"error": "Invalid tool call arguments: ')
     assert "There is no tool named 'verify'" in outputs[2]
@@ -167,34 +123,15 @@ async def test_a_nemo_gym_server_is_played_by_its_own_rules(policy: Callable[...
     assert (rollout.reward, rollout.verdict and rollout.verdict.model_dump()["extra"]) == (0.25, "yes")
 
 
-async def test_the_cookies_of_the_last_response_go_with_the_next_request(policy: Callable[..., ScriptedModel]) -> None:
-    server = NemoGymServer()
-    async with serve_nemo_gym(server) as url:
-        await play(RemoteEnvironment(url, "sums"), policy([("add", {})], "done"), TASK)
-    assert [cookie for _, cookie, _ in server.requests] == [
-        "",
-        "StrangeServer___s=session-1",
-        "StrangeServer___s=session-2",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("verdict", "outcome", "kind"),
-    [
-        (
-            {"reward": 0.0, "_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "x"},
-            "unscorable",
-            "judge_failed",
-        ),
+async def test_a_missing_reward_is_a_failure(policy):
+    down = {"reward": 0.0, "_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "x"}
+    for verdict, outcome, kind in (
+        (down, "unscorable", "judge_failed"),
         ({"reward": 0.0, "mask_sample": True, "failure_kind": "odd"}, "unscorable", "odd"),
         ({"reward": None}, "failed", "bad_answer"),
         ({"reward": "much"}, "failed", "bad_answer"),
         ({"reward": float("inf")}, "failed", "bad_answer"),
-    ],
-)
-async def test_a_missing_reward_is_a_failure(
-    policy: Callable[..., ScriptedModel], verdict: Item, outcome: str, kind: str
-) -> None:
-    async with serve_nemo_gym(NemoGymServer(verdict)) as url:
-        rollout = await play(RemoteEnvironment(url, "sums"), policy("done"), TASK)
-    assert (rollout.outcome, rollout.failure and rollout.failure.kind) == (outcome, kind)
+    ):
+        async with serve_nemo_gym(NemoGymServer(verdict)) as url:
+            rollout = await play(RemoteEnvironment(url, "sums"), policy("done"), TASK)
+        assert (rollout.outcome, rollout.failure and rollout.failure.kind) == (outcome, kind), verdict

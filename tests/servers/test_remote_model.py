@@ -50,22 +50,18 @@ async def close_client():
 @asynccontextmanager
 async def served(*models: Model, **options: Any) -> AsyncIterator[tuple[RemoteModel, list[AsyncExitStack]]]:
     """Yield a remote model with these *models* as its instances, and the contexts that end their servers."""
+    service = Service(name="policy_model", kind="responses_api_models", implementation="gymsdk_model")
     async with AsyncExitStack() as stack:
         head_url = await stack.enter_async_context(serve_head())
-        server_contexts = []
-        for each in models:
-            server_context = await stack.enter_async_context(AsyncExitStack())
-            port = await server_context.enter_async_context(serve_app(model_server.create_app(each)))
-            service = Service(
-                name="policy_model", kind="responses_api_models", implementation="gymsdk_model", port=port
-            )
-            await stack.enter_async_context(run_node(NodeClient(head_url, [service])))
-            server_contexts.append(server_context)
+        contexts = []
+        for number, instance_model in enumerate(models):
+            contexts.append(await stack.enter_async_context(AsyncExitStack()))
+            port = await contexts[-1].enter_async_context(serve_app(model_server.create_app(instance_model)))
+            instance = service.model_copy(update={"port": port, "id": f"{number:012}"})
+            await stack.enter_async_context(run_node(NodeClient(head_url, [instance])))
         known = InstanceDirectory(nodes_fetcher(head_url), max_age=MAX_AGE)
-        yield (
-            RemoteModel("policy_model", known, **{"wait_seconds": 0.3, "retry": client.Retry(times=0)} | options),
-            server_contexts,
-        )
+        defaults = {"wait_seconds": 0.3, "retry": client.Retry(times=0)}
+        yield RemoteModel("policy_model", known, **defaults | options), contexts
 
 
 async def read_reply(remote: RemoteModel, episode: Episode | None = None) -> str:
@@ -74,9 +70,12 @@ async def read_reply(remote: RemoteModel, episode: Episode | None = None) -> str
     return text
 
 
-async def test_requests_go_to_the_servers_that_the_head_lists():
-    async with served(FixedModel("yes")) as (remote, _):
-        assert await read_reply(remote) == "yes"
+async def test_an_episode_continues_at_another_server_if_its_own_is_lost():
+    models = [FixedModel("one"), FixedModel("one")]
+    async with served(*models) as (remote, server_contexts):
+        await server_contexts[0].aclose()
+        assert [await read_reply(remote) for _ in range(4)] == ["one"] * 4
+    assert models[1].request_count == 4
 
 
 @pytest.mark.slow
@@ -92,71 +91,43 @@ async def test_an_episode_stays_with_one_server_and_episodes_are_distributed():
     assert all(each.request_count for each in models)
 
 
-async def test_an_episode_continues_at_another_server_if_its_own_is_lost():
-    models = [FixedModel("one"), FixedModel("one")]
-    async with served(*models) as (remote, server_contexts):
-        await server_contexts[0].aclose()
-        assert [await read_reply(remote) for _ in range(4)] == ["one"] * 4
-    assert models[1].request_count == 4
-
-
 async def test_without_a_server_the_error_explains_how_to_start_one():
-    async with served() as (remote, _):
+    async def fetch_no_nodes() -> HeadSnapshot:
+        return HeadSnapshot()
+
+    async with load("multineedle") as found, served() as (remote, _):
         with pytest.raises(Failed, match="`gymsdk serve ENVIRONMENT --role model --model NAME --head URL`") as raised:
             await remote.respond(REQUEST)
-    assert (raised.value.kind, raised.value.retryable) == ("model_unreachable", True)
-
-
-async def test_without_a_server_the_error_names_the_environment_for_scripted_models():
-    async with load("multineedle") as found, served() as (remote, _):
-        rollout = await play(found, remote, next(found.tasks("train")).row())
-    assert rollout.failure is not None
-    assert "`gymsdk serve multineedle --role model --model NAME --head URL`" in rollout.failure.message
-
-
-async def test_without_a_server_the_error_names_the_configuration_file():
+        assert (raised.value.kind, raised.value.retryable) == ("model_unreachable", True)
+        failure = (await play(found, remote, next(found.tasks("train")).row())).failure
+    assert "`gymsdk serve multineedle --role model --model NAME --head URL`" in failure.message
     with pytest.raises(Failed, match=r"no model server 'judge' .*`gymsdk serve --config FILE --role model --head URL`"):
         await RemoteModel("judge", InstanceDirectory(fetch_no_nodes), wait_seconds=0).respond(REQUEST)
 
 
-async def fetch_no_nodes() -> HeadSnapshot:
-    return HeadSnapshot()
-
-
-@pytest.mark.parametrize(
-    ("failure", "kind", "retryable"),
-    [
+async def test_a_remote_failure_keeps_its_kind():
+    for failure, kind, retryable in (
         (Failed("too long", kind="model_refused"), "model_refused", False),
         (Failed("slow down", kind="model_rate_limited", retryable=True), "model_rate_limited", True),
         (Failed("lost", kind="model_unreachable", retryable=True, retry_after=2.0), "model_unreachable", True),
         (Failed("odd", kind="own_word"), "model_refused", False),
-    ],
-)
-async def test_a_remote_failure_keeps_its_kind(failure: Failed, kind: str, retryable: bool):
-    async with served(FixedModel(failure)) as (remote, _):
-        with pytest.raises(Failed, match=str(failure)) as raised:
-            await remote.respond(REQUEST)
-    assert (raised.value.kind, raised.value.retryable) == (kind, retryable)
+    ):
+        async with served(FixedModel(failure)) as (remote, _):
+            with pytest.raises(Failed, match=str(failure)) as raised:
+                await remote.respond(REQUEST)
+        assert (raised.value.kind, raised.value.retryable) == (kind, retryable)
 
 
-async def test_the_remote_oracle_reports_that_it_cannot_answer():
-    async with load("multineedle") as found, served(model("scripted/oracle")) as (remote, _):
-        rollout = await play(found, remote, next(found.tasks("train")).row())
-    assert rollout.failure is not None
-    assert (rollout.failure.stage, rollout.failure.kind, rollout.failure.retryable) == ("model", "no_episode", False)
-
-
-async def test_a_remote_response_is_played_as_in_process():
+async def test_a_remote_response_is_played_as_in_process_but_the_oracle_cannot_answer():
     async with load("multineedle") as found:
         row = next(found.tasks("train")).row()
         local = await play(found, FixedModel("yes"), row)
         async with served(FixedModel("yes")) as (remote, _):
-            played_remotely = await play(found, remote, row)
-    assert (played_remotely.outcome, played_remotely.reward, played_remotely.components) == (
-        "scored",
-        local.reward,
-        local.components,
-    )
+            played = await play(found, remote, row)
+        async with served(model("scripted/oracle")) as (remote, _):
+            failure = (await play(found, remote, row)).failure
+    assert (played.outcome, played.reward, played.components) == ("scored", local.reward, local.components)
+    assert (failure.stage, failure.kind, failure.retryable) == ("model", "no_episode", False)
 
 
 @asynccontextmanager

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from aiohttp import web
 
-from gymsdk import Environment, Task, play, responses
-from gymsdk.models.scripted import ScriptedModel
+from gymsdk import Task, play, responses
 from gymsdk.servers import resources
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.servers.remote_turns import TurnEnvironment
@@ -86,68 +84,52 @@ def list_paths(server: Guessing) -> list[str]:
     return [path for path, _ in server.requests]
 
 
-async def test_an_episode_is_the_conversation_of_turns_and_its_reward_their_sum(
-    policy: Callable[..., ScriptedModel],
-) -> None:
+async def test_an_episode_is_the_conversation_of_turns_and_its_reward_their_sum(policy):
     server = Guessing()
     async with serve_guessing(server) as environment:
         rollout = await play(environment, policy("1", [("parity", {})], "7"), ROW)
     assert (rollout.outcome, rollout.ended, rollout.turns) == ("scored", "done", 3)
     assert rollout.reward == pytest.approx(-0.1 + 0.0 + 1.0)
     assert [extract_text(item["content"]) for item in rollout.opening] == ["Guess a number.", "Below 17."]
-    assert rollout.response is not None
     said = [
         item["output"] if item["type"] == "function_call_output" else extract_text(item.get("content") or "")
         for item in rollout.response["output"]
     ]
     assert said == ["1", "Wrong.", "", '{"odd": true}', "7"], "no observation follows the end"
-    assert rollout.verdict is not None
     fields = rollout.verdict.model_dump()
     assert (fields["terminated"], fields["truncated"], fields["info"]) == (True, False, {"guesses": 2})
     assert list_paths(server) == ["/reset", "/step", "/step", "/step"]
     assert all(body["target"] == 7 for _, body in server.requests)
 
 
-async def test_the_server_may_truncate_an_episode(policy: Callable[..., ScriptedModel]) -> None:
-    async with serve_guessing(Guessing()) as environment:
-        rollout = await play(environment, policy("1", "2", "3", "4"), ROW)
-    assert (rollout.reward, rollout.ended, rollout.turns) == (pytest.approx(-0.3), "turns", 3)
-
-
-async def test_the_limit_of_turns_truncates_an_episode(policy: Callable[..., ScriptedModel]) -> None:
-    async with serve_guessing(Guessing()) as environment:
-        rollout = await play(environment, policy("1", "2", "3"), ROW, budget=Budget(turns=2))
-    assert (rollout.reward, rollout.ended) == (pytest.approx(-0.2), "turns")
-    assert rollout.verdict is not None
-    assert rollout.verdict.model_dump()["truncated"]
-
-
-async def test_the_limit_of_tool_calls_holds(policy: Callable[..., ScriptedModel]) -> None:
+async def test_the_server_or_a_limit_truncates_an_episode(policy):
     calls = [("parity", {}), ("parity", {})]
-    async with serve_guessing(Guessing()) as environment:
-        rollout = await play(environment, policy(calls, calls, "7"), ROW, budget=Budget(tools=3))
-    assert (rollout.ended, rollout.turns, rollout.reward) == ("tools", 2, 0.0)
-
-
-async def test_the_limit_of_a_tool_output_holds(policy: Callable[..., ScriptedModel]) -> None:
+    for turns, budget, ended, count, reward in (
+        (("1", "2", "3", "4"), Budget(), "turns", 3, -0.3),
+        (("1", "2", "3"), Budget(turns=2), "turns", 2, -0.2),
+        ((calls, calls, "7"), Budget(tools=3), "tools", 2, 0.0),
+    ):
+        async with serve_guessing(Guessing()) as environment:
+            rollout = await play(environment, policy(*turns), ROW, budget=budget)
+        assert (rollout.ended, rollout.turns, rollout.reward) == (ended, count, pytest.approx(reward))
+        assert rollout.verdict.model_dump()["truncated"] or ended == "tools"
     server = Guessing(answer={"info": {"tool_outputs": [{"call_id": "c", "output": "x" * 5000}]}})
     async with serve_guessing(server) as environment:
         rollout = await play(environment, policy([("parity", {})]), ROW, budget=Budget(turns=1, output=1000))
-    assert rollout.response is not None
     assert 1000 <= len(rollout.response["output"][-1]["output"]) < 2000
 
 
-@pytest.mark.parametrize("offered", [3, ["a"], [{"type": "function"}], {"name": "x"}])
-async def test_tools_in_another_form_are_those_of_the_row(policy: Callable[..., ScriptedModel], offered: Any) -> None:
+async def test_tools_in_another_form_are_those_of_the_row(policy):
     tool = {"type": "function", "name": "parity", "parameters": {}}
     row = {**ROW, "responses_create_params": {**ROW["responses_create_params"], "tools": [tool]}}
-    async with serve_guessing(Guessing({"tools": offered})) as environment:
-        rollout = await play(environment, policy("7"), row)
-    assert (rollout.tools, rollout.reward) == ([tool], 1.0)
+    for offered in (3, ["a"], [{"type": "function"}], {"name": "x"}):
+        async with serve_guessing(Guessing({"tools": offered})) as environment:
+            rollout = await play(environment, policy("7"), row)
+        assert (rollout.tools, rollout.reward) == ([tool], 1.0), offered
 
 
 @pytest.mark.parametrize("text", ["7", ""])
-async def test_a_turn_that_the_token_limit_cut_off_is_played_too(text: str) -> None:
+async def test_a_turn_that_the_token_limit_cut_off_is_played_too(text):
     class Cut:
         async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
             output = [responses.build_message(text)] if text else []
@@ -161,9 +143,7 @@ async def test_a_turn_that_the_token_limit_cut_off_is_played_too(text: str) -> N
 
 
 @pytest.mark.parametrize("supported", [True, False, None])
-async def test_only_what_the_server_offers_is_used(
-    policy: Callable[..., ScriptedModel], supported: bool | None
-) -> None:
+async def test_only_what_the_server_offers_is_used(policy, supported):
     offered = {"supports_explicit_close": supported, "supports_step_idempotency": supported}
     server = Guessing({key: value for key, value in offered.items() if value is not None})
     async with serve_guessing(server) as environment:
@@ -174,30 +154,18 @@ async def test_only_what_the_server_offers_is_used(
     assert len(set(ids)) == 2 if supported else set(ids) == {None}
 
 
-@pytest.mark.parametrize(
-    "server",
-    [
-        Guessing({"supports_explicit_close": True}, {"detail": "broken"}, 500),
-        Guessing({"supports_explicit_close": True}, {"reward": "much"}),
-        Guessing({"supports_explicit_close": True}, {"reward": math.inf}),
-        Guessing({"supports_explicit_close": True}, {"reward": 1.0, "info": {"tool_outputs": [{"output": "1"}]}}),
-        Guessing({"supports_explicit_close": True}, {"reward": 1.0, "info": {"tool_outputs": 3}}),
-    ],
-)
-async def test_a_turn_without_a_valid_answer_is_no_reward(
-    policy: Callable[..., ScriptedModel], server: Guessing
-) -> None:
-    async with serve_guessing(server) as environment:
-        rollout = await play(environment, policy("7"), ROW)
-    assert (rollout.outcome, rollout.reward) == ("failed", None)
-    assert rollout.failure is not None
-    assert rollout.failure.stage == "step"
-    assert list_paths(server)[-1] == "/close"
+async def test_a_turn_without_a_valid_answer_is_no_reward(policy):
+    answers = [{"reward": "much"}, {"reward": math.inf}]
+    answers += [{"reward": 1.0, "info": {"tool_outputs": outputs}} for outputs in ([{"output": "1"}], 3)]
+    for answer, status in (({"detail": "broken"}, 500), *((answer, 200) for answer in answers)):
+        server = Guessing({"supports_explicit_close": True}, answer, status)
+        async with serve_guessing(server) as environment:
+            rollout = await play(environment, policy("7"), ROW)
+        assert (rollout.outcome, rollout.reward, rollout.failure.stage) == ("failed", None, "step"), answer
+        assert list_paths(server)[-1] == "/close"
 
 
-async def test_our_own_server_gives_the_same_reward_by_turns(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
+async def test_our_own_server_gives_the_same_reward_by_turns(counter, policy):
     call = [("increment_counter", {"count": 2})]
     async with serve_app(resources.create_app(counter())) as url:
         by_actions = await play(RemoteEnvironment(url, "counter"), policy(call, "done"), COUNTER_ROW, seed=5)
