@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp import web
 
-from gymsdk import Environment, Failed, ServerClient, Task, responses
+from gymsdk import Failed, ServerClient, Task, responses
 from gymsdk.client import UnknownServer
 from gymsdk.cluster.reports import Service
 from gymsdk.deploy.node import NodeClient
@@ -81,29 +82,19 @@ class Server:
 
 @pytest.mark.parametrize("host", [None, "0.0.0.0"])  # the hosts that a server may announce
 @pytest.mark.parametrize("quoted", [True, False])
-async def test_a_server_is_called_by_its_name(
-    counter: Callable[..., Environment], host: str | None, quoted: bool
-) -> None:
-    import orjson
-
+async def test_a_server_is_called_by_its_name_and_cookies_identify_a_session(counter, host, quoted):
     async with serve_app(resources.create_app(counter())) as url:
         text = config(url, host=host)
         async with head(orjson.dumps(text).decode() if quoted else text) as address:
             verdict = await Server(ServerClient.load_from_global_config(address)).ask(ROW | {"response": RESPONSE})
             client = ServerClient(address)
             assert (await client.get("my_resources", "/reverify_mode")).json() == "stateless"
-    assert verdict["reward"] == 1.5
+            seeded = await client.post("my_resources", "/seed_session", json=ROW)
+            called = await client.post("my_resources", "/spell", json={}, cookies=seeded.cookies)
+    assert (verdict["reward"], called.text) == (1.5, "it is 3")
 
 
-async def test_cookies_identify_a_session(counter: Callable[..., Environment]) -> None:
-    async with serve_app(resources.create_app(counter())) as url, head(config(url)) as address:
-        client = ServerClient(address)
-        seeded = await client.post("my_resources", "/seed_session", json=ROW)
-        called = await client.post("my_resources", "/spell", json={}, cookies=seeded.cookies)
-    assert called.text == "it is 3"
-
-
-async def test_a_failed_judge_is_asked_again_by_its_server_only(counter: Callable[..., Environment]) -> None:
+async def test_a_failed_judge_is_asked_again_by_its_server_only(counter):
     async with serve_app(resources.create_app(counter(judge="down"))) as url, head(config(url)) as address:
         client = ServerClient(address, retry=QUICK)
         answer = await client.post("my_resources", "/verify", json=ROW | {"response": RESPONSE})
@@ -112,13 +103,19 @@ async def test_a_failed_judge_is_asked_again_by_its_server_only(counter: Callabl
     assert metric(metrics_text, "requests_total", route="/verify", status="503") == 1
 
 
-async def test_an_unknown_name_is_an_error_with_the_nearest_name() -> None:
+async def test_an_unknown_name_is_an_error_with_the_nearest_name_and_without_credentials():
     async with head(config("http://127.0.0.1:9")) as address:
         with pytest.raises(UnknownServer, match="did you mean 'my_resources'"):
             await ServerClient(address).post("my_resource", "/verify", json={})
+        with pytest.raises(UnknownServer) as caught:
+            await ServerClient(address.replace("http://", "http://me:hush@")).url("strange")
+        assert "hush" not in str(caught.value)
+        # A server that is unreachable and has not moved is reported.
+        with pytest.raises(Failed, match=r"cannot reach 127\.0\.0\.1:9"):
+            await ServerClient(address, retry=Retry(times=0)).post("my_resources", "/verify", json={})
 
 
-async def test_a_head_that_has_just_started_gets_time_to_learn_of_a_server() -> None:
+async def test_a_head_that_has_just_started_gets_time_to_learn_of_a_server():
     lamp = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
     async with serve_head(lease=600) as address:
         lookup = asyncio.ensure_future(ServerClient(address).url("lamp"))
@@ -135,41 +132,34 @@ async def was_requested(address: str, times: int) -> bool:
     return (metric(metrics_text, "requests_total", route="/global_config_dict_yaml", status="200") or 0) >= times
 
 
-@pytest.mark.parametrize(("status", "message"), [(503, "answered 503"), (500, "answered 500"), (403, "answered 403")])
-async def test_a_head_that_does_not_report_whether_it_is_settled_proves_no_server_unknown(
-    status: int, message: str
-) -> None:
-    async with head(config("http://127.0.0.1:9"), nodes=status) as address:
-        client = ServerClient(address, retry=QUICK)
-        with pytest.raises(Failed, match=message) as caught:
-            await client.url("lamp")
-        assert not isinstance(caught.value, UnknownServer)
-        assert await client.url("my_resources") == "http://127.0.0.1:9"
+async def test_a_head_that_does_not_report_whether_it_is_settled_proves_no_server_unknown():
+    for status in (503, 500, 403):
+        async with head(config("http://127.0.0.1:9"), nodes=status) as address:
+            client = ServerClient(address, retry=QUICK)
+            with pytest.raises(Failed, match=f"answered {status}") as caught:
+                await client.url("lamp")
+            assert not isinstance(caught.value, UnknownServer)
+            assert await client.url("my_resources") == "http://127.0.0.1:9"
 
 
-async def test_a_name_unknown_to_a_settled_head_is_reported_as_unknown() -> None:
+async def test_a_name_unknown_to_a_settled_head_is_reported_as_unknown():
     async with serve_head(lease=0.5) as address:
         with pytest.raises(UnknownServer, match="knows no server 'lamp'"):
             await ServerClient(address).url("lamp")
 
 
-@pytest.mark.parametrize("text", ['"[1]"', "{torn: [", "null", "3"])
-async def test_a_server_that_is_not_a_head_is_reported(text: str) -> None:
-    async with head(text) as address:
-        with pytest.raises(Failed, match="check that it is a head server"):
-            await ServerClient(address).get("my_resources", "/")
-
-
-async def test_an_unreachable_head_is_reported_in_time() -> None:
+async def test_a_server_that_is_not_a_head_and_an_unreachable_head_are_reported():
+    for text in ('"[1]"', "{torn: [", "null", "3"):
+        async with head(text) as address:
+            with pytest.raises(Failed, match="check that it is a head server"):
+                await ServerClient(address).get("my_resources", "/")
     with pytest.raises(Failed, match="is the server running"):
         await ServerClient("http://127.0.0.1:9", seconds=5, retry=QUICK).get("my_resources", "/")
-
-
-def test_the_default_head_is_nemo_gyms() -> None:
+    # The default head is NeMo Gym's.
     assert ServerClient().head == "http://127.0.0.1:11000"
 
 
-async def test_a_server_that_has_moved_is_looked_up_again(counter: Callable[..., Environment]) -> None:
+async def test_a_server_that_has_moved_is_looked_up_again(counter):
     made, texts = counter(), [config("http://127.0.0.1:9")]
     async with serve_app(resources.create_app(made)) as url, head(texts) as address:
         client = ServerClient(address, retry=Retry(times=0))
@@ -179,44 +169,20 @@ async def test_a_server_that_has_moved_is_looked_up_again(counter: Callable[...,
     assert seeded.ok
 
 
-async def test_an_unreachable_server_that_has_not_moved_is_reported() -> None:
-    async with head(config("http://127.0.0.1:9")) as address:
-        with pytest.raises(Failed, match=r"cannot reach 127\.0\.0\.1:9"):
-            await ServerClient(address, retry=Retry(times=0)).post("my_resources", "/verify", json={})
-
-
-async def test_an_error_does_not_contain_credentials() -> None:
-    async with head(config("http://127.0.0.1:9")) as address:
-        address_with_password = address.replace("http://", "http://me:hush@")
-        with pytest.raises(UnknownServer) as caught:
-            await ServerClient(address_with_password).url("strange")
-    assert "hush" not in str(caught.value)
-
-
-async def test_the_token_for_a_head_with_tls_is_not_sent_to_servers_without_it() -> None:
-    client = ServerClient("https://head.test:11000", token="a-token-that-is-long-enough")
-    assert client.build_headers_for("https://server.test:1").keys() == {"authorization"}
-    assert client.build_headers_for("http://server.test:1") == {}
-    assert ServerClient("http://head.test", token="a-token-that-is-long-enough").build_headers_for(
-        "http://server.test:1"
-    )
-
-
-@pytest.mark.parametrize(
-    ("head", "server", "sent"),
-    [
+def test_without_tls_the_token_stays_on_this_machine_if_the_head_uses_tls():
+    token = "a-token-that-is-long-enough"
+    for head_url, server, sent in (
+        ("https://head.test:11000", "https://server.test:1", True),
+        ("https://head.test:11000", "http://server.test:1", False),
+        ("http://head.test", "http://server.test:1", True),
         ("https://localhost:1", "http://127.0.0.1:2", True),
         ("https://127.0.0.1:1", "http://[::1]:2", True),
         ("https://localhost:1", "http://10.0.0.5:2", False),
         ("https://head.test", "http://127.0.0.1:2", False),
         ("https://head.test", "http://[broken:2", False),
         ("https://localhost:1", "http://localhost.test:2", False),
-    ],
-)
-def test_without_tls_the_token_stays_on_this_machine_if_the_head_uses_tls(
-    head: str, server: str, *, sent: bool
-) -> None:
-    client = ServerClient(head, token="a-token-that-is-long-enough")
-    assert bool(client.build_headers_for(server)) is sent
-    assert client.withholds_token(server) is not sent
-    assert not ServerClient(head, token="").withholds_token(server)
+    ):
+        client = ServerClient(head_url, token=token)
+        assert [*client.build_headers_for(server)] == ["authorization"] * sent, (head_url, server)
+        assert client.withholds_token(server) is not sent
+        assert not ServerClient(head_url, token="").withholds_token(server)

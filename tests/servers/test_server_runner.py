@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -24,98 +25,83 @@ from .nodes import fetch_nodes, serve_head, wait_until
 LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp")
 
 
-def build_runner(build_app: FastAPI) -> ServerRunner:
-    return ServerRunner(
-        [ServerSpec(LAMP, lambda _: build_app)],
-        host="127.0.0.1",
-        port=0,
-        contexts={},
-        extra_config={},
-        times=Times(grace=0.1),
-    )
+def build_lamp(**options) -> FastAPI:
+    return bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"), **options)
 
 
-async def stop(running: asyncio.Task[None]) -> None:
-    running.cancel()
-    await asyncio.wait({running})
+def build_runner(app: FastAPI | None = None, build_app: Any = None, **options: Any) -> ServerRunner:
+    part = ServerSpec(LAMP, build_app or (lambda _: app or build_lamp()))
+    limits = {"contexts": {}, "extra_config": {}, "times": Times(grace=0.1)}
+    return ServerRunner([part], host="127.0.0.1", port=0, **limits, **options)
 
 
-async def test_an_app_that_fails_at_startup_is_named() -> None:
+@asynccontextmanager
+async def run(runner: ServerRunner) -> AsyncIterator[asyncio.Task[None]]:
+    """Run *runner* and wait until it is up; stop it at the end."""
+    running = asyncio.ensure_future(runner.run())
+    try:
+        await runner.wait_until_up(running)
+        yield running
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+        await client.aclose()
+
+
+async def test_an_app_that_fails_at_startup_or_is_not_ready_is_named():
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         raise RuntimeError("no oil")
         yield
 
-    runner = build_runner(bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"), lifespan=lifespan))
-    running = asyncio.ensure_future(runner.run())
     with pytest.raises(GymsdkError, match="the server 'lamp' ended unexpectedly: the app failed at startup"):
-        await runner.wait_until_up(running)
-
-
-async def test_a_listening_server_that_is_not_ready_is_named() -> None:
-    runner = build_runner(bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"), ready=lambda: False))
-    running = asyncio.ensure_future(runner.run())
+        async with run(build_runner(build_lamp(lifespan=lifespan))):
+            pass
     with pytest.raises(GymsdkError, match=r"the server 'lamp' at http://127\.0\.0\.1:\d+ does not answer"):
-        await runner.wait_until_up(running)
+        async with run(build_runner(build_lamp(ready=lambda: False))):
+            pass
 
 
 @pytest.mark.slow
-async def test_a_server_that_is_slow_to_start_is_waited_for() -> None:
+async def test_a_server_that_is_slow_to_start_is_waited_for():
     # This takes longer than the head waits for a server that was up before.
-    runner = build_runner(
-        bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"), ready=lambda: time.sleep(HEALTH_SECONDS + 0.2) is None)
-    )
-    running = asyncio.ensure_future(runner.run())
-    await runner.wait_until_up(running)
-    assert runner.head_url
-    await stop(running)
+    runner = build_runner(build_lamp(ready=lambda: time.sleep(HEALTH_SECONDS + 0.2) is None))
+    async with run(runner):
+        assert runner.head_url
 
 
-async def test_its_servers_are_registered_once_it_is_up() -> None:
-    runner = build_runner(bare("lamp", "A lamp.", metrics=ServerMetrics("lamp")))
-    running = asyncio.ensure_future(runner.run())
-    await runner.wait_until_up(running)
-    assert [(each.name, each.port > 0) for each in runner.services] == [("lamp", True)]
-    await stop(running)
+async def test_its_servers_are_registered_once_it_is_up_and_an_app_receives_the_address_of_the_head():
+    received = {}
+
+    def build_app(urls):
+        received.update(urls)
+        return build_lamp()
+
+    runner = build_runner(build_app=build_app)
+    async with run(runner) as running:
+        assert [(service.name, service.port > 0) for service in runner.services] == [("lamp", True)]
+        assert received == {HEAD_SERVER: runner.head_url, "lamp": runner.services[0].url}
     assert running.cancelled()
 
 
-def build_lamp_runner(**options) -> ServerRunner:
-    part = ServerSpec(LAMP, lambda _: bare("lamp", "A lamp.", metrics=ServerMetrics("lamp")))
-    return ServerRunner(
-        [part], host="127.0.0.1", port=0, contexts={}, extra_config={}, times=Times(grace=0.1), **options
-    )
-
-
-async def test_a_joining_runner_is_registered_under_its_advertised_host() -> None:
-    loads = {"lamp": Load(sessions=3)}
+async def test_a_joining_runner_is_registered_under_its_advertised_host():
+    options = {"advertise": "lamp.example", "loads": lambda: {"lamp": Load(sessions=3)}, "expected": ["lamp", "bulb"]}
     async with serve_head() as head_url:
-        runner = build_lamp_runner(connection=HeadConnection(head_url, advertise="lamp.example", loads=lambda: loads))
-        running = asyncio.ensure_future(runner.run())
-        await runner.wait_until_up(running)
-        (known,) = (await fetch_nodes(head_url))["instances"]
-        await stop(running)
+        runner = build_runner(connection=HeadConnection(head_url, **options))
+        async with run(runner):
+            nodes = await fetch_nodes(head_url)
+            [known] = nodes["instances"]
         after = await fetch_nodes(head_url)
         await client.aclose()
+    assert nodes["expected"] == ["lamp", "bulb"]
     assert known["url"] == f"http://lamp.example:{runner.services[0].port}"
     assert known["load"]["sessions"] == 3
     assert (runner.head_url, after["instances"], after["lost"]) == (head_url, [], [])
 
 
-async def test_the_servers_that_a_joining_runner_needs_are_expected_at_the_head() -> None:
-    async with serve_head() as head_url:
-        runner = build_lamp_runner(connection=HeadConnection(head_url, expected=["lamp", "bulb"]))
-        running = asyncio.ensure_future(runner.run())
-        await runner.wait_until_up(running)
-        known = await fetch_nodes(head_url)
-        await stop(running)
-        await client.aclose()
-    assert known["expected"] == ["lamp", "bulb"]
-
-
-async def test_a_runner_that_cannot_join_reports_it_and_leaves_nothing_running() -> None:
+async def test_a_runner_that_cannot_join_reports_it_and_leaves_nothing_running():
     async with serve_head(LAMP.model_copy(update={"implementation": "candle"})) as head_url:
-        runner = build_lamp_runner(connection=HeadConnection(head_url))
+        runner = build_runner(connection=HeadConnection(head_url))
         running = asyncio.ensure_future(runner.run())
         with pytest.raises(GymsdkError, match="refuses this node: 'lamp' is resources_servers/candle"):
             await runner.wait_until_up(running)
@@ -124,31 +110,12 @@ async def test_a_runner_that_cannot_join_reports_it_and_leaves_nothing_running()
 
 
 @pytest.mark.slow
-async def test_a_head_that_was_blocked_waits_for_its_nodes_again() -> None:
+async def test_a_head_that_was_blocked_waits_for_its_nodes_again():
     async def is_settled() -> bool:
         return (await fetch_nodes(runner.head_url))["settled"]
 
-    runner = build_lamp_runner(connection=HeadConnection(lease=3.0))
-    running = asyncio.ensure_future(runner.run())
-    await runner.wait_until_up(running)
-    await wait_until(is_settled, 60)
-    time.sleep(2.0)  # noqa: ASYNC251  # blocks the loop on purpose
-    assert not await is_settled()
-    await stop(running)
-    await client.aclose()
-
-
-async def test_an_app_receives_the_address_of_the_head() -> None:
-    received = {}
-
-    def build_app(urls):
-        received.update(urls)
-        return bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"))
-
-    runner = ServerRunner(
-        [ServerSpec(LAMP, build_app)], host="127.0.0.1", port=0, contexts={}, extra_config={}, times=Times(grace=0.1)
-    )
-    running = asyncio.ensure_future(runner.run())
-    await runner.wait_until_up(running)
-    assert received == {HEAD_SERVER: runner.head_url, "lamp": runner.services[0].url}
-    await stop(running)
+    runner = build_runner(connection=HeadConnection(lease=3.0))
+    async with run(runner):
+        await wait_until(is_settled, 60)
+        time.sleep(2.0)  # noqa: ASYNC251  # blocks the loop on purpose
+        assert not await is_settled()

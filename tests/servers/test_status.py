@@ -8,8 +8,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -44,7 +42,7 @@ async def run_status(*words: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
-async def test_a_killed_server_is_reported_and_then_missing(installed: Callable[..., Any]):
+async def test_a_killed_server_is_reported_and_then_missing(installed):
     installed()
     async with (
         # With a lease this long, the head counts as new, even if the test runs slowly.
@@ -87,18 +85,25 @@ async def is_missing(head: str) -> bool:
     return [each.health for each in (await fetch_status(head)).servers[1:]] == ["missing"]
 
 
-async def test_a_registered_server_that_does_not_answer_is_marked():
-    async with serve_head() as head, run_node(NodeClient(head, [LAMP])):
-        [_, lamp] = (await fetch_status(head)).servers
-    assert (lamp.health, lamp.wrong, lamp.sessions) == ("connection_error", ["unhealthy"], 0)
+async def test_a_registered_server_that_does_not_answer_and_the_heads_own_exit_are_reported():
+    exits = {"head": Exit(code=-9, at=time.time(), restarts=1)}
+    async with serve_head() as head, run_node(NodeClient(head, exits=lambda: exits)):
+        [row] = (await fetch_status(head)).servers
+        assert (row.name, row.exit_code, row.wrong) == ("head", -9, ["exit"])
+        # A node without servers is not counted.
+        async with run_node(NodeClient(head, [LAMP])), run_node(NodeClient(head, expected=["lamp"])):
+            report = await fetch_status(head)
+    [_, lamp] = report.servers
+    assert (lamp.health, lamp.wrong, lamp.sessions, report.nodes) == ("connection_error", ["unhealthy"], 0, 1)
 
 
 async def test_an_exit_is_a_problem_for_a_while():
-    for ago, code, wrong in ((5, -9, ["exit"]), (5, 0, []), (5000, 1, [])):
-        exits = {"lamp": Exit(code=code, at=time.time() - ago, restarts=3)}
-        async with serve_head() as head, run_node(NodeClient(head, expected=["lamp"], exits=lambda exits=exits: exits)):
-            report = await fetch_status(head)
-        assert report.servers[1].wrong == ["missing", *wrong]
+    exits = {}
+    async with serve_head() as head, run_node(NodeClient(head, expected=["lamp"], exits=lambda: exits)) as node:
+        for ago, code, wrong in ((5, -9, ["exit"]), (5, 0, []), (5000, 1, [])):
+            exits["lamp"] = Exit(code=code, at=time.time() - ago, restarts=3)
+            await node.send_heartbeats()
+            assert (await fetch_status(head)).servers[1].wrong == ["missing", *wrong]
 
 
 async def test_an_exit_belongs_to_the_instance_whose_supervisor_reports_it():
@@ -118,87 +123,70 @@ async def test_an_exit_belongs_to_the_instance_whose_supervisor_reports_it():
 
 async def test_a_worker_that_has_ended_is_missing_until_it_runs_again():
     exits, both = {"worker-1": Exit(code=-9, at=time.time(), pid=1)}, {"supervisor": "s"}
-    lamps = {
-        name: LAMP.model_copy(update={"process": name, "id": name[-1] * 12, "port": 10 + int(name[-1])})
-        for name in ("worker-1", "worker-2")
-    }
+    one, two = (
+        LAMP.model_copy(update={"process": f"worker-{number}", "id": f"{number}" * 12, "port": 10 + number})
+        for number in (1, 2)
+    )
     async with (
         serve_head() as head,
         run_node(NodeClient(head, exits=lambda: exits, **both)),
-        run_node(NodeClient(head, [lamps["worker-2"]], **both)),
+        run_node(NodeClient(head, [two], **both)),
     ):
         report = await fetch_status(head)
-        assert {each.name: each.wrong for each in report.servers[1:] if "missing" in each.wrong} == {
-            "worker-1": ["missing", "exit"]
-        }
-        assert not report.is_healthy
-        async with run_node(NodeClient(head, [lamps["worker-1"]], **both)):
-            assert not any("missing" in each.wrong for each in (await fetch_status(head)).servers)
+        missing = {server.name: server.wrong for server in report.servers[1:] if "missing" in server.wrong}
+        assert (missing, report.is_healthy) == ({"worker-1": ["missing", "exit"]}, False)
+        async with run_node(NodeClient(head, [one], **both)):
+            assert not any("missing" in server.wrong for server in (await fetch_status(head)).servers)
 
 
-async def test_the_heads_own_exit_is_reported():
-    exits = {"head": Exit(code=-9, at=time.time(), restarts=1)}
-    async with serve_head() as head, run_node(NodeClient(head, exits=lambda: exits)):
-        [row] = (await fetch_status(head)).servers
-    assert (row.name, row.exit_code, row.wrong) == ("head", -9, ["exit"])
+async def test_a_server_that_is_not_a_head_or_without_a_list_of_servers_is_reported():
+    answer = {}
+    for path, cases in (
+        ("/nowhere", [(200, {}, "is not a head: it answered 404")]),
+        (
+            "/nodes",
+            [
+                (status, body, message)
+                for body in ("no", {}, {"detail": "forbidden"}, {"instances": "none"}, [])
+                for status, message in (
+                    (200, "is not a head: it answered 200"),
+                    (403, "is not a head: it answered 403"),
+                    (503, "it answered 503"),
+                )
+            ],
+        ),
+        (
+            "/server_instances",
+            [
+                (status, body, f"it answered {status}")
+                for status, body in ((200, "no"), (200, ["no"]), (200, {}), (403, []), (503, []))
+            ],
+        ),
+    ):
+        app = FastAPI()
+        app.add_api_route(path, lambda: JSONResponse(answer["body"], answer["status"]), methods=["GET"])
+        async with serve_app(app) as port:
+            for status, body, message in cases:
+                answer.update(body=body, status=status)
+                with pytest.raises(Failed, match=message):
+                    await fetch_status(f"http://127.0.0.1:{port}")
 
 
-async def test_a_node_without_servers_is_not_counted():
-    async with serve_head() as head, run_node(NodeClient(head, [LAMP])), run_node(NodeClient(head, expected=["lamp"])):
-        assert (await fetch_status(head)).nodes == 1
+async def test_a_heads_health_is_whether_it_answers_in_time(monkeypatch):
+    app, status = FastAPI(), 404
 
-
-async def test_a_server_that_is_not_a_head_is_reported():
-    async with serve_app(FastAPI()) as port:
-        with pytest.raises(Failed, match="is not a head: it answered 404"):
-            await fetch_status(f"http://127.0.0.1:{port}")
-
-
-@pytest.mark.parametrize("body", ["no", {}, {"detail": "forbidden"}, {"instances": "none"}, []])
-@pytest.mark.parametrize(
-    ("status", "message"),
-    [(200, "is not a head: it answered 200"), (403, "is not a head: it answered 403"), (503, "it answered 503")],
-)
-async def test_a_head_without_a_list_of_servers_is_not_healthy(status: int, message: str, body: object):
-    app = FastAPI()
-    app.add_api_route("/nodes", lambda: JSONResponse(body, status), methods=["GET"])
-    async with serve_app(app) as port:
-        with pytest.raises(Failed, match=message):
-            await fetch_status(f"http://127.0.0.1:{port}")
-
-
-@pytest.mark.parametrize(("status", "body"), [(200, "no"), (200, ["no"]), (200, {}), (403, []), (503, [])])
-async def test_a_nemo_gym_head_must_return_its_list(status: int, body: object):
-    app = FastAPI()
-    app.add_api_route("/server_instances", lambda: JSONResponse(body, status), methods=["GET"])
-    async with serve_app(app) as port:
-        with pytest.raises(Failed, match=f"it answered {status}"):
-            await fetch_status(f"http://127.0.0.1:{port}")
-
-
-@pytest.mark.parametrize(("status", "health"), [(404, "success"), (503, "unknown_error")])
-async def test_a_heads_health_is_whether_it_answers(status: int, health: str):
-    app = FastAPI()
-    app.add_api_route("/nodes", lambda: {"instances": []}, methods=["GET"])
-    app.add_api_route("/metrics", lambda: JSONResponse({}, status), methods=["GET"])
-    async with serve_app(app) as port:
-        report = await fetch_status(f"http://127.0.0.1:{port}")
-    assert (report.servers[0].health, report.is_healthy) == (health, health == "success")
-
-
-@pytest.mark.slow
-async def test_a_head_that_does_not_return_its_metrics_in_time_is_not_healthy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(survey_module, "REQUEST_SECONDS", 3.0)
-    app = FastAPI()
-
-    async def hang() -> None:
-        await asyncio.sleep(3600)
+    async def metrics() -> JSONResponse:
+        await asyncio.sleep(0 if status else 3600)
+        return JSONResponse({}, status)
 
     app.add_api_route("/nodes", lambda: {"instances": []}, methods=["GET"])
-    app.add_api_route("/metrics", hang, methods=["GET"])
+    app.add_api_route("/metrics", metrics, methods=["GET"])
     async with serve_app(app) as port:
-        report = await fetch_status(f"http://127.0.0.1:{port}")
-    assert (report.servers[0].health, report.servers[0].wrong, report.is_healthy) == ("timeout", ["unhealthy"], False)
+        for status, health in ((404, "success"), (503, "unknown_error"), (0, "timeout")):
+            monkeypatch.setattr(survey_module, "REQUEST_SECONDS", 30.0 if status else 1.0)
+            report = await fetch_status(f"http://127.0.0.1:{port}")
+            assert (report.servers[0].health, report.is_healthy) == (health, health == "success")
+            assert report.servers[0].wrong == ([] if health == "success" else ["unhealthy"])
 
 
 async def test_a_status_does_not_contain_credentials():
@@ -209,7 +197,7 @@ async def test_a_status_does_not_contain_credentials():
     assert "hush" not in f"{report.model_dump_json()} {caught.value}"
 
 
-async def test_a_nemo_gym_head_is_asked_for_its_list(installed: Callable[..., Any]):
+async def test_a_nemo_gym_head_is_asked_for_its_list(installed):
     installed()
     async with serve(["sums"]) as servers:
         [instance] = (
