@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import anthropic
@@ -32,10 +32,10 @@ NAMES = {"chat/completions": "messages", "responses": "input", "messages": "mess
 class Engine:
     """An engine that records the bodies of its requests and gives one answer, or an error."""
 
-    def __init__(self) -> None:
+    def __init__(self, status: int = 200, error: str = OVERFLOW) -> None:
         self.bodies: list[Item] = []
-        self.status = 200
-        self.error = OVERFLOW
+        self.status = status
+        self.error = error
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer a request."""
@@ -59,50 +59,39 @@ async def serve(engine: Engine, **options: Any) -> AsyncIterator[str]:
         yield proxy
 
 
-def extract_reply(item: Item) -> str:
-    """Return the text of an output item."""
-    return extract_text(item["content"])
-
-
 async def post(url: str, path: str, **fields: Any) -> httpx.Response:
     """Return the answer of the API at *path* to a short request."""
     async with httpx.AsyncClient() as client:
         return await client.post(f"{url}/v1/{path}", json={"model": "m", "max_tokens": 50, NAMES[path]: HI, **fields})
 
 
-@pytest.mark.parametrize("path", NAMES)
 @pytest.mark.parametrize("configured", [None, True, False])
-@pytest.mark.parametrize("asked", [None, "true", "false"])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_long_prompt_is_an_error_where_the_rollout_or_the_server_or_the_api_asks_for_it(
-    path: str, configured: bool | None, asked: str | None, stream: bool
-) -> None:
-    engine = Engine()
-    engine.status = 400
-    metadata = {} if asked is None else {"metadata": {"propagate_context_overflow_errors": asked}}
+async def test_a_long_prompt_is_an_error_where_the_rollout_or_the_server_or_the_api_asks_for_it(configured):
+    engine = Engine(400)
     async with serve(engine, propagate_context_overflow_errors=configured) as url:
-        answer = await post(url, path, stream=stream, **metadata)
-    expected = {"true": True, "false": False}.get(asked or "", configured)
-    if expected is None:
-        expected = path == "messages"
-    assert answer.status_code == (400 if expected else 200)
-    if expected:
-        error = answer.json()["error"]
-        assert OVERFLOW.rstrip(".") in error["message"]
-        assert error["type"] == "invalid_request_error"
-        assert error["message"].startswith("prompt is too long" if path == "messages" else "This model's maximum")
-        assert path == "messages" or error["code"] == "context_length_exceeded"
-    assert len(engine.bodies) == 1
+        for path, asked, stream in product(NAMES, (None, "true", "false"), (False, True)):
+            metadata = {} if asked is None else {"metadata": {"propagate_context_overflow_errors": asked}}
+            engine.bodies.clear()
+            answer = await post(url, path, stream=stream, **metadata)
+            expected = {"true": True, "false": False}.get(asked or "", configured)
+            if expected is None:
+                expected = path == "messages"
+            assert (answer.status_code, len(engine.bodies)) == (400 if expected else 200, 1), (path, asked, stream)
+            if expected:
+                error = answer.json()["error"]
+                assert OVERFLOW.rstrip(".") in error["message"]
+                assert error["type"] == "invalid_request_error"
+                assert error["message"].startswith("prompt is too long" if path == "messages" else "This model's max")
+                assert path == "messages" or error["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("propagates", [True, False])
-async def test_our_agents_end_by_tokens_in_both_cases(api: Any, propagates: bool) -> None:
-    engine = Engine()
-    engine.status = 400
-    async with serve(engine, propagate_context_overflow_errors=propagates) as url:
+async def test_our_agents_end_by_tokens_in_both_cases(api, propagates):
+    async with serve(Engine(400), propagate_context_overflow_errors=propagates) as url:
         response = await model("endpoint/m", base_url=f"{url}/v1", api=api).respond({"input": "hi"})
-    assert (response["status"], "".join(map(extract_reply, response["output"]))) == ("incomplete", "")
+    text = "".join(extract_text(item["content"]) for item in response["output"])
+    assert (response["status"], text) == ("incomplete", "")
     assert response["incomplete_details"]["reason"] == "max_output_tokens"
 
 
@@ -113,18 +102,18 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize("value", [True, False])
-@pytest.mark.parametrize("implementation", BLOCKS)
-def test_the_setting_of_nemo_gym_is_read(tmp_path: Path, implementation: str, value: bool) -> None:
-    block = BLOCKS[implementation] | {"entrypoint": "app.py", "propagate_context_overflow_errors": value}
-    config = {"policy_model": {"responses_api_models": {implementation: block}}}
-    (tmp_path / "model.yaml").write_text(json.dumps(config))
-    deployment = load_config([str(tmp_path / "model.yaml")])
-    assert deployment.servers[0].kind_settings.options["propagate_context_overflow_errors"] is value
-    assert not any("propagate" in note for note in deployment.notes)
+def test_the_setting_of_nemo_gym_is_read(tmp_path):
+    file, key = tmp_path / "model.yaml", "propagate_context_overflow_errors"
+    for implementation, fields in BLOCKS.items():
+        for value in (True, False):
+            block = fields | {"entrypoint": "app.py", key: value}
+            file.write_text(json.dumps({"policy_model": {"responses_api_models": {implementation: block}}}))
+            deployment = load_config([str(file)])
+            assert deployment.servers[0].kind_settings.options[key] is value
+            assert not any("propagate" in note for note in deployment.notes)
 
 
-async def test_a_tool_that_is_loaded_later_is_defined_where_it_is_loaded() -> None:
+async def test_a_tool_that_is_loaded_later_is_defined_where_it_is_loaded():
     search = {"name": "ToolSearch", "input_schema": {"type": "object"}}
     fetch = {"name": "WebFetch", "description": "Fetch a page.", "input_schema": {"type": "object"}}
     conversation: list[Any] = [
@@ -155,20 +144,22 @@ async def test_a_tool_that_is_loaded_later_is_defined_where_it_is_loaded() -> No
     assert texts[1] == "Other"
 
 
-@pytest.mark.parametrize(
-    "reference", [{"type": "tool_reference"}, {"type": "tool_reference", "tool_name": 4}, {"type": "picture"}]
-)
-async def test_a_malformed_part_of_a_tool_result_is_refused(reference: Item) -> None:
-    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [reference]}]}
-    async with serve(Engine()) as url:
-        answer = await post(url, "messages", messages=[result])
-    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+async def test_a_malformed_part_of_a_tool_result_is_refused_and_a_websocket_told_to_use_post():
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    async with serve(Engine()) as url, httpx.AsyncClient() as client:
+        for reference in ({"type": "tool_reference"}, {"type": "tool_reference", "tool_name": 4}, {"type": "picture"}):
+            parts = [{"type": "tool_result", "tool_use_id": "c1", "content": [reference]}]
+            answer = await post(url, "messages", messages=[{"role": "user", "content": parts}])
+            assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), reference
+        answer = await client.get(f"{url}/v1/responses", headers=headers)
+        plain = await client.get(f"{url}/v1/responses")
+    assert (answer.status_code, plain.status_code) == (426, 405)
+    assert "send requests with POST" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-async def test_the_retries_of_a_program_do_not_multiply_those_of_the_model(retries: int) -> None:
-    engine = Engine()
-    engine.status, engine.error = 500, "no"
+async def test_the_retries_of_a_program_do_not_multiply_those_of_the_model(retries):
+    engine = Engine(500, "no")
     async with (
         serve(engine, retries=retries) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=1) as openai_client,
@@ -182,20 +173,7 @@ async def test_the_retries_of_a_program_do_not_multiply_those_of_the_model(retri
     assert len(engine.bodies) == (2 * 2 if retries == 0 else 2 * (retries + 1))
 
 
-async def test_a_request_for_a_websocket_is_told_to_use_post() -> None:
-    headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
-    async with serve(Engine()) as url, httpx.AsyncClient() as client:
-        answer = await client.get(f"{url}/v1/responses", headers=headers)
-        plain = await client.get(f"{url}/v1/responses")
-    assert (answer.status_code, plain.status_code) == (426, 405)
-    assert "send requests with POST" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("path", NAMES)
-@pytest.mark.parametrize("asks", [False, True])
-async def test_a_captured_call_returns_token_ids_to_programs_that_ask_for_them(
-    path: str, asks: bool, tmp_path: Path
-) -> None:
+async def test_a_captured_call_returns_token_ids_to_programs_that_ask_for_them(tmp_path):
     class Policy:
         """A model that returns token ids."""
 
@@ -208,16 +186,17 @@ async def test_a_captured_call_returns_token_ids_to_programs_that_ask_for_them(
 
     capturing = TokenCapturingModel(Policy(), TokenCaptureFolder(tmp_path))
     async with serve_app(server.create_app(capturing)) as url, httpx.AsyncClient() as client:
-        body = {"model": "m", "max_tokens": 50, NAMES[path]: HI} | ({"return_token_ids": True} if asks else {})
-        captured = await client.post(f"{url}/ng-rollout/r1/training-token-capture/v1/{path}", json=body)
-        plain = await client.post(f"{url}/v1/{path}", json=body)
-    assert (TOKEN_FIELDS[0] in captured.text) == (asks or path == "responses")
-    assert TOKEN_FIELDS[0] in plain.text
-    (line,) = (tmp_path / "r1.tokens.jsonl").read_text().splitlines()
-    assert json.loads(line)[TOKEN_FIELDS[1]] == [3]
+        for number, (path, asks) in enumerate(product(NAMES, (False, True))):
+            body = {"model": "m", "max_tokens": 50, NAMES[path]: HI} | ({"return_token_ids": True} if asks else {})
+            captured = await client.post(f"{url}/ng-rollout/r{number}/training-token-capture/v1/{path}", json=body)
+            plain = await client.post(f"{url}/v1/{path}", json=body)
+            assert (TOKEN_FIELDS[0] in captured.text) == (asks or path == "responses"), path
+            assert TOKEN_FIELDS[0] in plain.text
+            (line,) = (tmp_path / f"r{number}.tokens.jsonl").read_text().splitlines()
+            assert json.loads(line)[TOKEN_FIELDS[1]] == [3]
 
 
-async def test_a_capture_that_is_not_written_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_capture_that_is_not_written_is_warned_about(caplog):
     async with serve(Engine()) as url, httpx.AsyncClient() as client:
         server.once.warnings.clear()
         body = {"model": "m", "input": "hi"}
@@ -227,7 +206,7 @@ async def test_a_capture_that_is_not_written_is_warned_about(caplog: pytest.LogC
     assert len(said) == 1
 
 
-async def test_a_prefill_is_refused_with_token_ids_where_the_api_has_it() -> None:
+async def test_a_prefill_is_refused_with_token_ids_where_the_api_has_it():
     engine = Engine()
     messages = [*HI, {"role": "assistant", "content": "The answer is"}]
     async with serve(engine, tokens=True, token_interface="chat") as url, serve(engine) as plain:
@@ -238,11 +217,8 @@ async def test_a_prefill_is_refused_with_token_ids_where_the_api_has_it() -> Non
 
 
 @pytest.mark.parametrize(("status", "kind"), [(404, "model_not_found"), (401, "model_unauthorized"), (200, None)])
-async def test_a_wrong_address_or_key_is_not_taken_for_an_engine_without_token_ids(
-    status: int, kind: str | None
-) -> None:
-    engine = Engine()
-    engine.status, engine.error = status, "no"
+async def test_a_wrong_address_or_key_is_not_taken_for_an_engine_without_token_ids(status, kind):
+    engine = Engine(status, "no")
     app = web.Application()
     app.router.add_post("/chat/completions", engine.answer)
     async with testing.serve(app) as url:

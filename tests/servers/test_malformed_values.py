@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
@@ -22,22 +23,8 @@ from gymsdk.types import Item
 from .app_helpers import app_client
 from .engines import FixedModel
 
-MALFORMED_VALUES = (
-    None,
-    True,
-    -1,
-    2**70,
-    1e308,
-    "",
-    "\ud800",
-    "x y",
-    [],
-    [None],
-    {},
-    {"": None},
-    [[{}]],
-    {"type": 3, "name": []},
-)
+MALFORMED_VALUES = (None, True, -1, 2**70, 1e308, "", "\ud800", "x y", [], [None], {}, {"": None}, [[{}]])
+MALFORMED_VALUES += ({"type": 3, "name": []},)
 TOOLS = [{"type": "function", "name": "increment_counter", "parameters": {"type": "object", "properties": {}}}]
 PARAMS = {
     "input": [
@@ -95,8 +82,6 @@ def dump(body: object) -> bytes:
     try:
         return orjson.dumps(body)
     except TypeError:
-        import json
-
         return json.dumps(body).encode()
 
 
@@ -124,9 +109,7 @@ APPS: dict[str, Callable[[Environment, ScriptedModel], FastAPI]] = {
         ("model", "/v1/chat/completions", CHAT),
     ],
 )
-async def test_a_body_with_a_malformed_value_gets_a_response(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], server: str, path: str, body: Item
-) -> None:
+async def test_a_body_with_a_malformed_value_gets_a_response(counter, policy, server, path, body):
     async with app_client(APPS[server](counter(), policy("done"))) as client:
         assert (await client.post(path, json=body)).status_code == 200
         for value_path in list_paths(body):
@@ -154,9 +137,7 @@ PROMPTS: tuple[tuple[Item, str], ...] = (
 
 
 @pytest.mark.parametrize("seed", ["/seed_session", "/reset"])
-async def test_an_odd_response_at_an_open_session_is_refused_with_its_field(
-    resources_client: Callable[..., Any], seed: str
-) -> None:
+async def test_an_odd_response_at_an_open_session_is_refused_with_its_field(resources_client, seed):
     row = Task.ask("add", initial_count=1, expected_count=1).row()
     async with resources_client() as client:
         (await client.post(seed, json=row)).raise_for_status()
@@ -191,9 +172,7 @@ PARAMETERS: tuple[tuple[Item, str], ...] = (
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-async def test_an_odd_request_is_refused_with_its_field_before_it_reaches_the_model(
-    counter: Callable[..., Environment], api: str
-) -> None:
+async def test_an_odd_request_is_refused_with_its_field_before_it_reaches_the_model(counter, api):
     # Nothing listens at this address: a request that reached the model would be answered with 503.
     upstream = gymsdk.model("vllm/m", base_url="http://127.0.0.1:9/v1", api=api, retries=0)
     remote = RemoteEnvironment("http://127.0.0.1:9", "counter")
@@ -210,24 +189,20 @@ async def test_an_odd_request_is_refused_with_its_field_before_it_reaches_the_mo
                 assert field in answer.text, (path, change, answer.text)
 
 
-@pytest.mark.parametrize("body", [{"input": "hi"}, {"input": "hi", "tools": TOOLS}])
-async def test_a_tool_call_in_an_agent_session_without_tools_gets_an_error_output(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], body: Item
-) -> None:
-    says = policy([("increment_counter", {"count": 1})], "done")
-    async with app_client(agent.create_app(counter(), says)) as client:
-        opening = {key: value for key, value in OPENING.items() if key != "tool_accesses"}
-        (await client.post("/v1/agent_sessions", json=opening)).raise_for_status()
-        answer = await client.post("/v1/responses", json=body)
-    assert answer.status_code == 200, answer.text
-    output = answer.json()["output"]
-    assert [item["type"] for item in output] == ["function_call", "function_call_output", "message"]
-    assert "no tool named" in output[1]["output"]
+async def test_a_tool_call_in_an_agent_session_without_tools_gets_an_error_output(counter, policy):
+    opening = {key: value for key, value in OPENING.items() if key != "tool_accesses"}
+    for body in ({"input": "hi"}, {"input": "hi", "tools": TOOLS}):
+        says = policy([("increment_counter", {"count": 1})], "done")
+        async with app_client(agent.create_app(counter(), says)) as client:
+            (await client.post("/v1/agent_sessions", json=opening)).raise_for_status()
+            answer = await client.post("/v1/responses", json=body)
+        assert answer.status_code == 200, answer.text
+        output = answer.json()["output"]
+        assert [item["type"] for item in output] == ["function_call", "function_call_output", "message"]
+        assert "no tool named" in output[1]["output"]
 
 
-async def test_a_call_of_a_tool_whose_name_is_no_unicode_gets_an_error_output(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], serve_app: Callable[..., Any]
-) -> None:
+async def test_a_call_of_a_tool_whose_name_is_no_unicode_gets_an_error_output(counter, policy, serve_app):
     says = policy([("\ud800", {})], "done")
     async with serve_app(resources.create_app(counter())) as url, httpx.AsyncClient(base_url=url) as client:
         seeded = await client.post("/seed_session", json=Task.ask("add", initial_count=1).row())
@@ -239,26 +214,22 @@ async def test_a_call_of_a_tool_whose_name_is_no_unicode_gets_an_error_output(
     assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "headers"),
-    [
-        ("/v1/chat/completions/derender", b"{}", {}),
-        ("/v1/chat/completions/derender", b'{"generate_response": {"choices": [{"token_ids": ["x"]}]}}', {}),
-        ("/v1/chat/completions/derender", b'{"generate_response": {"choices": []}}', {}),
-        ("/inference/v1/generate", b'{"token_ids": [], "sampling_params": [[]]}', {}),
-        ("/inference/v1/generate", b'{"token_ids": [], "sampling_params": {"max_tokens": "auto"}}', {}),
-        ("/v1/completions", b'{"prompt": [], "max_tokens": {"a": 5}}', {}),
-        ("/v1/chat/completions", b'{"messages": [], "max_tokens": "auto"}', {}),
-        ("/v1/responses", b'{"input": "hi"}', {"content-encoding": "gzip"}),
-        ("/tokenize", b'{"prompt": "hi"}', {"content-encoding": "gzip"}),
-    ],
-)
-async def test_the_policy_endpoint_refuses_odd_bodies_without_a_traceback(
-    caplog: pytest.LogCaptureFixture, path: str, body: bytes, headers: dict[str, str]
-) -> None:
+async def test_the_policy_endpoint_refuses_odd_bodies_without_a_traceback(caplog):
+    derender, generate = "/v1/chat/completions/derender", "/inference/v1/generate"
     async with serve(build_app(FixedModel(responses.build_message("hi")))) as base, httpx.AsyncClient() as client:
-        url = base.removesuffix("/v1") + path
-        answer = await client.post(url, content=body, headers=headers)
-        unknown = await client.request("BREW", url)
-    assert (answer.status_code, unknown.status_code) == (400, 400), answer.text
+        for path, body, headers in (
+            (derender, b"{}", {}),
+            (derender, b'{"generate_response": {"choices": [{"token_ids": ["x"]}]}}', {}),
+            (derender, b'{"generate_response": {"choices": []}}', {}),
+            (generate, b'{"token_ids": [], "sampling_params": [[]]}', {}),
+            (generate, b'{"token_ids": [], "sampling_params": {"max_tokens": "auto"}}', {}),
+            ("/v1/completions", b'{"prompt": [], "max_tokens": {"a": 5}}', {}),
+            ("/v1/chat/completions", b'{"messages": [], "max_tokens": "auto"}', {}),
+            ("/v1/responses", b'{"input": "hi"}', {"content-encoding": "gzip"}),
+            ("/tokenize", b'{"prompt": "hi"}', {"content-encoding": "gzip"}),
+        ):
+            url = base.removesuffix("/v1") + path
+            answer = await client.post(url, content=body, headers=headers)
+            unknown = await client.request("BREW", url)
+            assert (answer.status_code, unknown.status_code) == (400, 400), (path, answer.text)
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []

@@ -74,96 +74,62 @@ async def serve_proxy(slow: SlowModel, every: float = HEARTBEAT_SECONDS) -> Asyn
         yield client
 
 
-async def read_late_stream(path: str, slow: SlowModel) -> bytes:
-    """Return the stream of a model that is released after a while."""
-    read = b""
-    async with (
-        serve_proxy(slow) as client,
-        client.stream("POST", f"/v1/{path}", json=BODIES[path] | {"stream": True}) as answer,
-    ):
-        async for chunk in answer.aiter_bytes():
-            read += chunk
-            slow.released.set()
-    return read
-
-
 def frames(read: bytes) -> list[str]:
     """Classify each frame of a complete stream by its event, its type or its text."""
     *complete, rest = read.decode().split("\n\n")
     assert not rest, "the last frame is incomplete"
-    return [_frame(frame) for frame in complete if not frame.startswith(":")]
-
-
-def _frame(frame: str) -> str:
-    *event, data = frame.splitlines()
-    text = data.removeprefix("data: ")
-    if text == "[DONE]":
-        return text
-    body = json.loads(text)
-    kind = str(body.get("type") or body.get("object") or next(iter(body)))
-    assert event in ([], [f"event: {kind}"])
-    return kind
+    kinds = []
+    for frame in (frame for frame in complete if not frame.startswith(":")):
+        *event, data = frame.splitlines()
+        text = data.removeprefix("data: ")
+        body = {} if text == "[DONE]" else json.loads(text)
+        kinds.append(str(body.get("type") or body.get("object") or next(iter(body), text)))
+        assert event in ([], [f"event: {kinds[-1]}"])
+    return kinds
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_late_stream_ends_with_the_last_frame_of_its_api(path: str) -> None:
-    frame_kinds = frames(await read_late_stream(path, SlowModel()))
-    assert frame_kinds[-1] == ENDS[path]
-    assert frame_kinds.count(ENDS[path]) == 1
-    assert "error" not in frame_kinds
+async def test_a_stream_gets_heartbeats_while_the_model_is_working_and_ends_as_its_api(path):
+    heartbeat = INBOUND_APIS[path].heartbeat
+    for failure in (None, Failed("no answer", kind="model_unreachable", retryable=True)):
+        slow, read = SlowModel(failure), b""
+        async with (
+            serve_proxy(slow) as client,
+            client.stream("POST", f"/v1/{path}", json=BODIES[path] | {"stream": True}) as answer,
+        ):
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
+            async for chunk in answer.aiter_bytes():
+                read += chunk
+                if read.count(heartbeat) == 3:
+                    slow.released.set()
+        assert read.startswith(heartbeat * 3)
+        found, ends = frames(read), ERRORS[path] if failure else [ENDS[path]]
+        assert found[-len(ends) :] == ends
+        assert (found.count(ENDS[path]), found.count("error")) == ((int("[DONE]" in ends), 1) if failure else (1, 0))
+        assert (b"no answer" if failure else b"hello") in read
+        assert not failure or b"no answer" in read.rpartition(b'"error"')[2]
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_late_failure_ends_with_the_error_of_its_api(path: str) -> None:
-    read = await read_late_stream(path, SlowModel(Failed("no answer", kind="model_unreachable", retryable=True)))
-    frame_kinds = frames(read)
-    assert frame_kinds[-len(ERRORS[path]) :] == ERRORS[path]
-    assert frame_kinds.count("error") == 1
-    assert b"no answer" in read.rpartition(b'"error"')[2]
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_a_stream_gets_heartbeats_while_the_model_is_working(path: str) -> None:
-    slow, read = SlowModel(), b""
-    async with (
-        serve_proxy(slow) as client,
-        client.stream("POST", f"/v1/{path}", json=BODIES[path] | {"stream": True}) as answer,
-    ):
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
-        async for chunk in answer.aiter_bytes():
-            read += chunk
-            if read.count(INBOUND_APIS[path].heartbeat) == 3:
-                slow.released.set()
-    assert read.startswith(INBOUND_APIS[path].heartbeat * 3)
-    assert frames(read)[-1] == ENDS[path]
-    assert b"hello" in read
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_an_immediate_response_needs_no_heartbeat(path: str) -> None:
-    slow = SlowModel()
-    slow.released.set()
-    async with serve_proxy(slow, every=60) as client:
-        answer = await client.post(f"/v1/{path}", json=BODIES[path] | {"stream": True})
+async def test_an_immediate_response_needs_no_heartbeat_and_an_immediate_failure_has_its_status(path):
+    full = Failed("no answer", kind="model_rate_limited", retryable=True, retry_after=9)
+    answers = []
+    for slow in (SlowModel(), SlowModel(full)):
+        slow.released.set()
+        async with serve_proxy(slow, every=60) as client:
+            answers.append(await client.post(f"/v1/{path}", json=BODIES[path] | {"stream": True}))
+    answer, failed = answers
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert int(answer.headers["content-length"]) == len(answer.content)
     assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
     assert INBOUND_APIS[path].heartbeat not in answer.content
+    assert (failed.status_code, failed.headers["retry-after"]) == (429, "9")
+    assert "no answer" in failed.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_failure_before_a_stream_starts_has_its_status(path: str) -> None:
-    slow = SlowModel(Failed("no answer", kind="model_rate_limited", retryable=True, retry_after=9))
-    slow.released.set()
-    async with serve_proxy(slow, every=60) as client:
-        answer = await client.post(f"/v1/{path}", json=BODIES[path] | {"stream": True})
-    assert (answer.status_code, answer.headers["retry-after"]) == (429, "9")
-    assert "no answer" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_a_failure_after_a_stream_started_is_an_error_of_the_sdk(path: str) -> None:
+async def test_a_failure_after_a_stream_started_is_an_error_of_the_sdk(path):
     slow = SlowModel(Failed("no answer", kind="model_unreachable", retryable=True))
     async with serve_app(server.create_app(slow, every=HEARTBEAT_SECONDS)) as url, sdks(url) as (openai, anthropic):
         creates: dict[str, Any] = {
@@ -180,10 +146,9 @@ async def test_a_failure_after_a_stream_started_is_an_error_of_the_sdk(path: str
 
 @pytest.mark.parametrize("stream", [None, 0.0, HEARTBEAT_SECONDS], ids=["whole", "before a stream", "within a stream"])
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_client_that_disconnects_cancels_its_call(path: str, stream: float | None) -> None:
+async def test_a_client_that_disconnects_cancels_its_call_and_is_counted(path, stream):
     slow = SlowModel()
-    every = stream or 60.0
-    async with serve_proxy(slow, every) as client, asyncio.TaskGroup() as group:
+    async with serve_proxy(slow, stream or 60.0) as client, asyncio.TaskGroup() as group:
         request = group.create_task(_read(client, path, streamed=stream is not None))
         await slow.called.wait()
         if stream:
@@ -191,6 +156,9 @@ async def test_a_client_that_disconnects_cancels_its_call(path: str, stream: flo
         request.cancel()
         async with asyncio.timeout(5):
             await slow.cancelled.wait()
+        metrics = (await client.get("/metrics")).text
+    if stream is None:
+        assert metric(metrics, "requests_total", route=f"/v1/{path}", status="499") == 1
 
 
 async def _read(client: httpx.AsyncClient, path: str, *, streamed: bool) -> None:
@@ -199,20 +167,8 @@ async def _read(client: httpx.AsyncClient, path: str, *, streamed: bool) -> None
             pass
 
 
-async def test_a_client_that_disconnects_is_counted() -> None:
-    slow = SlowModel()
-    async with serve_proxy(slow, 60) as client, asyncio.TaskGroup() as group:
-        request = group.create_task(_read(client, "responses", streamed=False))
-        await slow.called.wait()
-        request.cancel()
-        async with asyncio.timeout(5):
-            await slow.cancelled.wait()
-        metrics = (await client.get("/metrics")).text
-    assert metric(metrics, "requests_total", route="/v1/responses", status="499") == 1
-
-
 @pytest.mark.parametrize("path", BODIES)
-async def test_the_policy_endpoint_counts_a_call_whose_client_disconnected(path: str) -> None:
+async def test_the_policy_endpoint_counts_a_call_whose_client_disconnected(path):
     slow = SlowModel()
     async with testing.serve(testing.build_app(slow, name="slow")) as base:
         upstream: Model = model("endpoint/slow", base_url=base, api_key="x")

@@ -39,14 +39,7 @@ TRANSLATED: dict[str, frozenset[str]] = {
 ANSWER: Item = {
     "id": "c",
     "model": "m",
-    "choices": [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "hello"},
-            "finish_reason": "stop",
-            "stop_reason": "END",
-        }
-    ],
+    "choices": [{"message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop", "stop_reason": "END"}],
     "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     "system_fingerprint": "fp_1",
     "service_tier": "flex",
@@ -83,7 +76,7 @@ async def post(client: httpx.AsyncClient, path: str, **keys: object) -> httpx.Re
 
 @CLIENTS
 @pytest.mark.parametrize("provider", ["vllm", "endpoint"])
-async def test_sampling_and_decoding_keys_reach_the_engine(client: str, provider: str) -> None:
+async def test_sampling_and_decoding_keys_reach_the_engine(client, provider):
     names = [name for name in [*list_keys("engine", client), "guided_of_tomorrow"] if name not in {"model", "n"}]
     async with serve_model(provider) as (http, bodies):
         for name in names:
@@ -93,9 +86,7 @@ async def test_sampling_and_decoding_keys_reach_the_engine(client: str, provider
 
 
 @CLIENTS
-async def test_keys_of_identity_caching_and_telemetry_are_accepted_and_ignored(
-    client: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_keys_of_identity_caching_and_telemetry_are_accepted_and_ignored(client, caplog):
     async with serve_model("endpoint") as (http, bodies):
         for name in [*list_keys("ignored", client), "metadata"]:
             value: object = {"id": "x"} if name.endswith(("metadata", "management", "config")) else ["x"]
@@ -107,9 +98,7 @@ async def test_keys_of_identity_caching_and_telemetry_are_accepted_and_ignored(
 @CLIENTS
 @pytest.mark.parametrize("use", ["refused", "configuration"])
 @pytest.mark.parametrize("provider", ["vllm", "endpoint", "openai"])
-async def test_keys_that_the_engine_lacks_or_must_not_get_are_named_in_a_400(
-    client: str, use: KeyUse, provider: str
-) -> None:
+async def test_keys_that_the_engine_lacks_or_must_not_get_are_named_in_a_400(client, use, provider):
     async with serve_model(provider, api="chat") as (http, bodies):
         for name in list_keys(use, client):
             answer = await post(http, client, **{name: {"a": 1}})
@@ -122,24 +111,28 @@ async def test_keys_that_the_engine_lacks_or_must_not_get_are_named_in_a_400(
 
 
 @CLIENTS
-async def test_a_value_of_false_that_changes_the_answer_is_refused(client: str) -> None:
-    async with serve_model() as (http, bodies):
+async def test_a_value_of_false_that_changes_the_answer_is_refused_and_a_pin_of_null_removes_a_key(client):
+    async with serve_model(pinned={"best_of": None, "truncation": None, "vllm_xargs": None}) as (http, bodies):
         answer = await post(http, client, enable_thinking=False)
-    assert (answer.status_code, "'enable_thinking'" in answer.text, bodies) == (400, True, [])
+        assert (answer.status_code, "'enable_thinking'" in answer.text, bodies) == (400, True, [])
+        answer = await post(http, client, best_of=3, truncation="auto", vllm_xargs={"a": 1})
+        assert answer.status_code == 200
 
 
-@pytest.mark.parametrize(
-    "names", [("dry_multiplier", "dry_base"), ("xtc_probability", "xtc_threshold"), ("mirostat", "mirostat_tau")]
-)
-async def test_a_sampling_method_reaches_the_engine_with_its_settings(names: tuple[str, str]) -> None:
-    keys = dict.fromkeys(names, 0.5)
+async def test_a_sampling_method_reaches_the_engine_with_its_settings():
     async with serve_model("endpoint") as (http, bodies):
-        assert (await post(http, "responses", **keys)).status_code == 200
-    assert bodies[0].items() >= keys.items()
+        for names in (
+            ("dry_multiplier", "dry_base"),
+            ("xtc_probability", "xtc_threshold"),
+            ("mirostat", "mirostat_tau"),
+        ):
+            keys = dict.fromkeys(names, 0.5)
+            assert (await post(http, "responses", **keys)).status_code == 200
+            assert bodies[-1].items() >= keys.items()
 
 
 @CLIENTS
-async def test_what_reaches_into_the_engine_comes_from_the_configuration_only(client: str) -> None:
+async def test_what_reaches_into_the_engine_comes_from_the_configuration_only(client):
     extra = {"kv_transfer_params": {"do_remote_decode": True}, "vllm_xargs": {"a": 1}}
     async with serve_model(extra_body=extra) as (http, bodies):
         assert (await post(http, client)).status_code == 200
@@ -151,16 +144,7 @@ async def test_what_reaches_into_the_engine_comes_from_the_configuration_only(cl
 
 
 @CLIENTS
-async def test_a_pin_of_null_removes_a_key_that_would_be_refused(client: str) -> None:
-    async with serve_model(pinned={"best_of": None, "truncation": None, "vllm_xargs": None}) as (http, _):
-        answer = await post(http, client, best_of=3, truncation="auto", vllm_xargs={"a": 1})
-        assert answer.status_code == 200
-
-
-@CLIENTS
-async def test_an_unknown_key_is_passed_on_to_vllm_and_ignored_with_one_line_elsewhere(
-    client: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unknown_key_is_passed_on_to_vllm_and_ignored_with_one_line_elsewhere(client, caplog, monkeypatch):
     monkeypatch.setattr(request_keys._once, "warnings", set())
     for provider, api, is_passed in [("vllm", "chat", True), ("vllm", "responses", True), ("endpoint", "chat", False)]:
         async with serve_model(provider, api=api) as (http, bodies):
@@ -170,7 +154,7 @@ async def test_an_unknown_key_is_passed_on_to_vllm_and_ignored_with_one_line_els
     assert sum("knob_of_tomorrow" in message for message in caplog.messages) == 1
 
 
-async def test_a_responses_server_gets_all_keys_of_its_api() -> None:
+async def test_a_responses_server_gets_all_keys_of_its_api():
     async with serve_model("endpoint", api="responses") as (http, bodies):
         keys: Item = {"previous_response_id": "r", "truncation": "auto", "store": True, "client_metadata": {"a": 1}}
         assert (await post(http, "responses", **keys)).status_code == 200
@@ -179,16 +163,13 @@ async def test_a_responses_server_gets_all_keys_of_its_api() -> None:
 
 
 @CLIENTS
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_what_the_engine_says_beside_its_message_reaches_the_client(client: str, streamed: bool) -> None:
+async def test_what_the_engine_says_beside_its_message_reaches_the_client(client):
     async with serve_model() as (http, _):
-        answer = await post(http, client, stream=streamed)
-    if streamed:
-        assert answer.status_code == 200
-        for part in ('"fp_1"', '"flex"', '"prompt_logprobs":[null', '"END"'):
-            assert part in answer.text.replace(": ", ":")
-        return
-    body = answer.json()
+        streamed = await post(http, client, stream=True)
+        body = (await post(http, client)).json()
+    assert streamed.status_code == 200
+    for part in ('"fp_1"', '"flex"', '"prompt_logprobs":[null', '"END"'):
+        assert part in streamed.text.replace(": ", ":")
     assert body.items() >= ENGINE_FIELDS.items()
     if client == "messages":
         assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "END")
@@ -196,14 +177,11 @@ async def test_what_the_engine_says_beside_its_message_reaches_the_client(client
         assert (body["choices"][0] if "choices" in body else body)["stop_reason"] == "END"
 
 
-def test_the_table_in_the_docs_is_the_table_of_the_code() -> None:
+def test_the_table_in_the_docs_is_the_table_of_the_code():
+    assert set(REQUEST_KEYS) >= RESPONSES_KEYS | CHAT_KEYS
     rows = re.findall(r"^\| (\w+) \| ([\w ]+) \| (`.*`) \|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     documented = {(use, effect): set(re.findall(r"`(\w+)`", names)) for use, effect, names in rows}
     declared: dict[tuple[str, str], set[str]] = {}
     for key in REQUEST_KEYS.values():
         declared.setdefault((key.use, key.effect), set()).add(key.name)
     assert documented == declared
-
-
-def test_each_key_of_the_responses_api_is_in_the_table() -> None:
-    assert set(REQUEST_KEYS) >= RESPONSES_KEYS | CHAT_KEYS
