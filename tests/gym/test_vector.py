@@ -134,7 +134,7 @@ def test_all_slots_wait_for_a_tool_concurrently(counting: Environment, build_vec
 
 @pytest.mark.slow
 def test_blocking_tools_use_all_threads_of_the_environment(counting: Environment, build_vector: BuildVector) -> None:
-    threads = counting._runner.threads
+    threads = counting._hooks._runner.threads
     counting.plugin.both = counting.plugin.threading.Barrier(threads._limit)
     vector = build_vector(2 * threads._limit)
     vector.reset(seed=0)
