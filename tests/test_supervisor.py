@@ -103,19 +103,25 @@ async def test_a_killed_process_is_started_again_and_who_asks_meanwhile_is_answe
     one, other = charge("one"), charge("other")
     async with supervised(one, other) as (supervisor, _):
         first, beside = await answered(one), await answered(other)
+        assert (supervisor.pid("one"), supervisor.pids()) == (first, {"one": first, "other": beside})
         os.kill(first, signal.SIGKILL)
         await until(lambda: is_gone(first))
         assert await answered(one) != first
         assert await answered(other) == beside
-        assert (supervisor.exits["one"].code, supervisor.exits["one"].restarts) == (-9, 1)
+        ended = supervisor.exits["one"]
+        assert (ended.code, ended.restarts, ended.pid) == (-9, 1, first)
         assert "other" not in supervisor.exits
 
 
-async def test_nothing_is_left_when_it_ends() -> None:
-    charges = [charge(f"server{number}") for number in range(3)]
-    async with supervised(*charges):
-        pids = [await answered(each) for each in charges]
+async def test_servers_that_end_when_told_to_leave_nothing_and_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    charges = [charge("one"), charge("other")]
+    with caplog.at_level(logging.INFO):
+        async with supervised(*charges) as (_, out):
+            pids = [await answered(spec) for spec in charges]
+            await until(lambda: out.getvalue().count("up") == 2)
     assert all(is_gone(pid) for pid in pids)
+    assert sorted(out.getvalue().splitlines()) == ["one   | up", "other | up"]
+    assert caplog.messages == []
 
 
 async def test_one_that_does_not_end_is_killed() -> None:
@@ -123,14 +129,6 @@ async def test_one_that_does_not_end_is_killed() -> None:
     async with supervised(stubborn, seconds=0.5):
         pid = await answered(stubborn)
     assert is_gone(pid)
-
-
-async def test_its_output_says_who_wrote_it() -> None:
-    one = charge("one")
-    async with supervised(one) as (_, out):
-        await answered(one)
-        await until(out.getvalue)
-    assert out.getvalue().splitlines() == ["one | up"]
 
 
 async def test_a_very_long_line_is_passed_on() -> None:
@@ -237,29 +235,26 @@ async def killed(tmp_path: Path, source: str, seconds: float = 12.0) -> tuple[in
     return pid, started
 
 
-async def test_processes_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    pid, started = await killed(tmp_path, SERVER)
-    assert pid in started
-    await until(lambda: all(map(is_gone, started)))
-
-
 HOLDING = SERVER.replace("    here.close()", "    here.close()\n    re.match(r'(a+)+$', 'a' * 60 + 'b')")
 HOLDING = HOLDING.replace("import os", "import re, os")
 """A server that, once it was asked, lets no thread of its own run any more."""
 
 
-async def test_one_that_hears_of_nothing_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    sleeper = "import subprocess\nsubprocess.Popen(['sleep', '300'])\n"
-    pid, started = await killed(tmp_path, sleeper + HOLDING, seconds=0.5)
+@pytest.mark.parametrize(
+    ("source", "seconds", "count"),
+    [
+        (SERVER, 12.0, 2),
+        # The server hears of nothing.
+        ("import subprocess\nsubprocess.Popen(['sleep', '300'])\n" + HOLDING, 0.5, 3),
+        pytest.param(DETACHED + SERVER, 0.5, 3, marks=pytest.mark.slow),
+    ],
+)
+async def test_a_process_and_what_it_started_end_with_a_supervisor_that_is_killed(
+    tmp_path: Path, source: str, seconds: float, count: int
+) -> None:
+    pid, started = await killed(tmp_path, source, seconds)
     assert pid in started
-    await until(lambda: all(map(is_gone, started)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preamble", [DETACHED, "import subprocess\nsubprocess.Popen(['sleep', '300'])\n"])
-async def test_what_a_process_started_ends_with_a_supervisor_that_is_killed(tmp_path: Path, preamble: str) -> None:
-    _, started = await killed(tmp_path, preamble + SERVER, seconds=0.5)
-    assert len(started) == 3
+    assert len(started) == count
     await until(lambda: all(map(is_gone, started)))
 
 
@@ -295,19 +290,6 @@ async def test_a_process_ends_when_its_guard_and_its_supervisor_are_killed_at_on
         supervisor.send_signal(signal.SIGSTOP)
         os.kill(guard_of(pid), signal.SIGKILL)
         await until(lambda: is_gone(pid))
-
-
-async def test_the_supervisor_knows_a_process_by_its_own_process_id() -> None:
-    one = charge("one")
-    async with supervised(one) as (supervisor, _):
-        pid = await answered(one)
-        # The process may answer before its guard has reported it.
-        await until(lambda: supervisor.pid("one"))
-        assert (supervisor.pid("one"), supervisor.pids()) == (pid, {"one": pid})
-        os.kill(pid, signal.SIGKILL)
-        await until(lambda: is_gone(pid))
-        assert await answered(one) != pid
-        assert supervisor.exits["one"].pid == pid
 
 
 @pytest.mark.slow
@@ -463,15 +445,6 @@ async def test_what_goes_wrong_where_nobody_waits_for_it_is_logged(caplog: pytes
     passing.add_done_callback(_log_failure("what the server 'one' writes"))
     await until(lambda: caplog.messages)
     assert caplog.messages == ["what the server 'one' writes failed: no place for that"]
-
-
-async def test_servers_that_end_when_told_to_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
-    charges = [charge("one"), charge("other")]
-    with caplog.at_level(logging.INFO):
-        async with supervised(*charges):
-            for each in charges:
-                await answered(each)
-    assert caplog.messages == []
 
 
 async def test_of_two_that_are_wrong_at_once_one_is_raised_and_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
