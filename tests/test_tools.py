@@ -83,19 +83,7 @@ def test_the_host_fills_a_parameter_that_can_hold_its_value(annotation: Any):
 @pytest.mark.parametrize("name", ["state", "task", "config"])
 @pytest.mark.parametrize(
     "annotation",
-    [
-        str,
-        "str",
-        str | None,
-        list[str],
-        dict,
-        Place,
-        Kind,
-        Name,
-        Literal["Ohio"],
-        Iterable[str],
-        Annotated[str, Field()],
-    ],
+    [str, "str", str | None, list[str], dict, Place, Kind, Name, Literal["Ohio"], Iterable[str], Annotated[str, 1]],
 )
 def test_a_policys_parameter_with_the_name_of_a_hosts_parameter_is_rejected(name: str, annotation: Any):
     namespace: dict[str, Any] = {}
@@ -178,33 +166,23 @@ def test_numbers_that_json_does_not_have_make_no_object(arguments: str):
     assert ToolCall(name="measure", arguments=arguments).parsed() is None
 
 
-def test_arguments_are_validated_into_their_types():
-    arguments = FORECAST.parse_arguments(
-        '{"city": "Bern", "day": "2026-01-31", "stops": [{"city": "Aarau", "country": "CH"}]}'
-    )
-    assert arguments == {
-        "city": "Bern",
-        "day": dt.date(2026, 1, 31),
-        "stops": [Place(city="Aarau", country="CH")],
-    }
-
-
-def test_null_means_the_default():
-    arguments = FORECAST.parse_arguments('{"city": "Bern", "day": "2026-01-31", "unit": null, "stops": null}')
-    assert forecast(**arguments) == "celsius"
+def test_arguments_are_validated_into_their_types_and_null_means_the_default():
+    text = '{"city": "Bern", "day": "2026-01-31", "unit": null, "stops": [{"city": "Aarau", "country": "CH"}]}'
+    arguments = FORECAST.parse_arguments(text)
+    expected = {"city": "Bern", "day": dt.date(2026, 1, 31), "stops": [Place(city="Aarau", country="CH")]}
+    assert (arguments, forecast(**arguments)) == (expected, "celsius")
 
 
 def test_null_is_a_value_if_there_is_no_default():
     def mark(note: str | None): ...
+    def go(city: Annotated[str, Field(description="Where.")] = "Bern"): ...
 
     assert build_tool(mark).parse_arguments('{"note": null}') == {"note": None}
+    assert (build_tool(go).parse_arguments("{}"), build_tool(go).parse_arguments("")) == ({}, {})
+    assert build_tool(mark).schema["strict"] is True
 
 
-def test_missing_arguments_are_an_empty_object():
-    def now(): ...
-
-    assert build_tool(now).parse_arguments("") == {}
-    assert build_tool(now).schema["strict"] is True
+DATED = '{"city": "Bern", "day": "2026-01-31", '
 
 
 @pytest.mark.parametrize(
@@ -219,11 +197,8 @@ def test_missing_arguments_are_an_empty_object():
         ('{"city": 5, "day": "2026-01-31"}', "for forecast: city: Input should be a valid string"),
         ('{"city": null, "day": "2026-01-31"}', "for forecast: city: Input should be a valid string"),
         ('{"city": "Bern", "day": "2026-02-31"}', "for forecast: day: Input should be a valid date"),
-        ('{"city": "Bern", "day": "2026-01-31", "town": 1}', "for forecast: town: Extra inputs are not permitted"),
-        (
-            '{"city": "Bern", "day": "2026-01-31", "stops": [{"city": "Bern"}]}',
-            "for forecast: stops.0.country: Field required",
-        ),
+        (DATED + '"town": 1}', "for forecast: town: Extra inputs are not permitted"),
+        (DATED + '"stops": [{"city": "Bern"}]}', "for forecast: stops.0.country: Field required"),
     ],
 )
 def test_invalid_arguments_are_described_for_the_policy(text, message):
@@ -232,17 +207,9 @@ def test_invalid_arguments_are_described_for_the_policy(text, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda x: x, "has no name that a policy could call; write it as a named function"),
-        (functools.partial(forecast, "Bern"), "has no name that a policy could call; write it as a named function"),
-        (Place, "has no name that a policy could call; write it as a named function"),
-        ("forecast", "has no name that a policy could call; write it as a named function"),
-    ],
-)
-def test_a_function_without_a_name_cannot_be_a_tool(function, message):
-    with pytest.raises(TypeError, match=message):
+@pytest.mark.parametrize("function", [lambda x: x, functools.partial(forecast, "Bern"), Place, "forecast"])
+def test_a_function_without_a_name_cannot_be_a_tool(function):
+    with pytest.raises(TypeError, match="has no name that a policy could call; write it as a named function"):
         build_tool(function)
 
 
@@ -264,10 +231,7 @@ def field_default(city: str = Field(description="Where.")): ...
         (starred, "tool 'starred': parameter 'cities' cannot be passed by name"),
         (keyed, "tool 'keyed': parameter 'cities' cannot be passed by name"),
         (positional, "tool 'positional': parameter 'city' cannot be passed by name"),
-        (
-            unknown_type,
-            "tool 'unknown_type': the annotation of 'city' cannot be resolved: name 'Missing' is not defined",
-        ),
+        (unknown_type, "tool 'unknown_type': the annotation of 'city' cannot be resolved: name 'Missing' is not d"),
         (unknown_attribute, "tool 'unknown_attribute': the annotation of 'city' cannot be resolved: 'dt.missing'"),
         (unserialisable, "tool 'unserialisable': Cannot generate a JsonSchema for core_schema.CallableSchema"),
         (unvalidatable, "tool 'unvalidatable': Unable to generate pydantic-core schema"),
@@ -278,13 +242,6 @@ def test_an_unsupported_parameter_is_named(function, message):
     with pytest.raises(TypeError) as caught:
         build_tool(function)
     assert str(caught.value).startswith(message)
-
-
-def test_a_description_and_a_plain_default_can_be_combined():
-    def go(city: Annotated[str, Field(description="Where.")] = "Bern"):
-        return city
-
-    assert build_tool(go).parse_arguments("{}") == {}
 
 
 def test_two_tools_with_one_name_are_rejected():
