@@ -55,6 +55,7 @@ def test_pass_at_k_is_in_percent_and_skips_tasks_with_fewer_rollouts():
     assert figures["pass@2/accuracy"] == pytest.approx(100 * (2 / 3 + 0) / 2)
     assert figures["pass@3/accuracy"] == pytest.approx(100)
     assert "pass@4/accuracy" not in figures
+    assert not [name for name in figures if "majority" in name or "vote" in name or "no_answer" in name]
 
 
 def test_the_average_of_k_uses_all_rollouts_of_a_shorter_task():
@@ -81,17 +82,10 @@ def test_a_run_mean_uses_the_rollout_of_one_index_from_every_task():
 
 
 def test_one_rollout_has_metrics_but_no_deviation():
-    figures = aggregate(rollouts([[0.5]]))
-    assert figures == {
-        "mean/reward": 0.5,
-        "max/reward": 0.5,
-        "min/reward": 0.5,
-        "median/reward": 0.5,
-        "std/reward": 0.0,
-        "stderr/reward": 0.0,
-        "pass@1/accuracy": 50.0,
-        "pass@1[avg-of-1]/accuracy": 50.0,
-    }
+    means = {f"{name}/reward": 0.5 for name in ("mean", "max", "min", "median")}
+    deviations = {"std/reward": 0.0, "stderr/reward": 0.0}
+    rates = {"pass@1/accuracy": 50.0, "pass@1[avg-of-1]/accuracy": 50.0}
+    assert aggregate(rollouts([[0.5]])) == means | deviations | rates
 
 
 def test_no_rollouts_have_no_metrics():
@@ -160,12 +154,6 @@ def test_without_any_answer_majority_is_zero_and_the_no_answer_rate_is_one():
     assert figures["pass@1[avg-of-2]/no_answer"] == 100
 
 
-def test_without_an_answer_key_there_is_no_majority():
-    assert not [
-        name for name in aggregate(rollouts([[1, 0]])) if "majority" in name or "vote" in name or "no_answer" in name
-    ]
-
-
 def test_a_field_can_be_a_score_and_tasks_without_the_field_are_excluded():
     found = [
         ScoredRollout(0, 0, 1.0, {"library_reward": 0.0}),
@@ -199,25 +187,22 @@ def test_booleans_are_numbers_and_texts_are_not():
     found = select_numbers({"accuracy": True, "set_overlap": 0.5, "parsed": [1], "label": "Hot", "judge": None})
     assert found == {"accuracy": 1, "set_overlap": 0.5}
     assert found["accuracy"] is not True
+    assert select_numbers({"huge": 10**400, "large": 2**70, "flag": True}) == {"large": 2**70, "flag": 1}
 
 
-def test_the_standard_error_of_single_rollouts_is_the_plain_one():
-    rewards = [0.0, 1.0, 1.0, 0.5]
-    assert stderr(rollouts([[reward] for reward in rewards])) == pytest.approx(statistics.stdev(rewards) / 2)
-
-
-def test_the_standard_error_of_repeats_uses_the_task_means():
-    tasks = [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
-    means = list(map(statistics.fmean, tasks))
-    assert stderr(rollouts(tasks)) == pytest.approx(statistics.stdev(means) / math.sqrt(3))
-
-
-def test_repeating_the_same_answer_does_not_shrink_the_standard_error():
-    assert stderr(rollouts([[1.0] * 50, [0.0] * 50])) == pytest.approx(stderr(rollouts([[1.0], [0.0]])))
-
-
-def test_one_task_has_the_standard_error_of_its_repeats():
-    assert stderr(rollouts([[1.0, 0.0, 1.0, 0.0]])) == pytest.approx(statistics.stdev([1, 0, 1, 0]) / 2)
+@pytest.mark.parametrize(
+    ("tasks", "expected"),
+    [
+        pytest.param([[0.0], [1.0], [1.0], [0.5]], statistics.stdev([0.0, 1.0, 1.0, 0.5]) / 2, id="single rollouts"),
+        pytest.param(
+            [[1.0, 0.0, 0.0], [1.0] * 3, [0.0] * 3], statistics.stdev([1 / 3, 1, 0]) / math.sqrt(3), id="task means"
+        ),
+        pytest.param([[1.0] * 50, [0.0] * 50], stderr(rollouts([[1.0], [0.0]])), id="repeated answers"),
+        pytest.param([[1.0, 0.0, 1.0, 0.0]], statistics.stdev([1, 0, 1, 0]) / 2, id="one task"),
+    ],
+)
+def test_the_standard_error_uses_the_task_means_and_that_of_one_task_its_repeats(tasks, expected):
+    assert stderr(rollouts(tasks)) == pytest.approx(expected)
 
 
 def test_a_line_is_parsed_with_its_usage_and_answer():
@@ -232,13 +217,9 @@ def test_a_line_is_parsed_with_its_usage_and_answer():
     }
     expected = ScoredRollout(3, 1, 1.0, {"accuracy": 1, "input_tokens": 10, "output_tokens": 2}, answer="7")
     assert parse_scored_rollout(StoredRollout(row)) == expected
-
-
-def test_a_line_without_usage_or_index_belongs_to_the_first_task():
-    assert parse_scored_rollout(StoredRollout({"reward": 0.5, "response": {"usage": None}})) == ScoredRollout(0, 0, 0.5)
-
-
-def test_an_answer_that_is_not_text_can_be_voted_on():
+    bare = {"reward": 0.5, "response": {"usage": None}}
+    assert parse_scored_rollout(StoredRollout(bare)) == ScoredRollout(0, 0, 0.5)
+    # An answer that is not text can be voted on.
     row = {"reward": 1.0, "extracted_answer": {"b": 1, "a": [2]}}
     assert parse_scored_rollout(StoredRollout(row)).answer == '{"a": [2], "b": 1}'
 
@@ -258,44 +239,23 @@ def test_groups_list_the_rollouts_of_each_task_and_the_missing_rollouts():
         {"rollout_id": "7:2", "_ng_task_index": 7, "_ng_rollout_index": 2, "reward": 1.0, "tokens": 4},
     ]
     assert "sample" not in second
-
-
-def test_groups_expect_the_existing_rollouts_by_default():
-    (entry,) = summarize_tasks([ScoredRollout(0, 0, 1.0), ScoredRollout(0, 1, 1.0)])
-    assert (entry["expected_num_rollouts"], entry["missing_num_rollouts"]) == (2, 0)
-    assert entry["reward_profile_completion_pct"] == 100
-
-
-def test_more_rollouts_than_expected_have_none_missing():
-    (entry,) = summarize_tasks([ScoredRollout(0, repeat, 1.0) for repeat in range(3)], expected=2)
-    assert (entry["missing_num_rollouts"], entry["reward_profile_completion_pct"]) == (0, 100)
+    # The existing rollouts are expected by default, and none of more rollouts is missing.
+    for expected in (None, 2):
+        (entry,) = summarize_tasks([ScoredRollout(0, repeat, 1.0) for repeat in range(3)], expected=expected)
+        assert (entry["expected_num_rollouts"], entry["missing_num_rollouts"]) == (expected or 3, 0)
+        assert entry["reward_profile_completion_pct"] == 100
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 20_000), (2_500, 8), (20_000, 1)])
-def test_the_computation_takes_linear_time(shape):
-    tasks, repeats = shape
+@pytest.mark.parametrize("repeats", [[20_000], [8] * 2_500, [1] * 20_000, [10_000, *[1] * 10_000]])
+def test_the_computation_takes_linear_time(repeats):
     found = [
         ScoredRollout(task, repeat, float((task + repeat) % 3 == 0), {"tokens": repeat}, answer=str(repeat % 5))
-        for task in range(tasks)
-        for repeat in range(repeats)
+        for task, count in enumerate(repeats)
+        for repeat in range(count)
     ]
     started = time.process_time()
     figures = aggregate(found, answers=True)
     # A quadratic algorithm would take minutes.
     assert time.process_time() - started < 10
-    assert figures[f"pass@{repeats}/accuracy"] > 0
-
-
-@pytest.mark.slow
-def test_one_long_task_among_many_short_tasks_is_fast():
-    found = [ScoredRollout(0, repeat, 1.0) for repeat in range(10_000)] + [
-        ScoredRollout(task, 0, 0.0) for task in range(1, 10_001)
-    ]
-    figures = aggregate(found)
-    assert figures["pass@1[avg-of-10000]/accuracy"] == pytest.approx(100 / 10_001)
-    assert figures["pass@10000/accuracy"] == 100
-
-
-def test_an_integer_outside_the_float_range_is_ignored():
-    assert select_numbers({"huge": 10**400, "large": 2**70, "flag": True}) == {"large": 2**70, "flag": 1}
+    assert figures[f"pass@{max(repeats)}/accuracy"] > 0

@@ -17,21 +17,13 @@ def test_an_invalid_type_or_id_of_a_client_matches_nothing_and_raises_nothing(od
     assert (span, get_played_actions(items, span)) == (slice(0, 1), [])
 
 
-def test_text_is_one_reply():
-    assert parse_actions([THOUGHT, responses.build_message("a"), responses.build_message("b")]) == [
-        Message(role="assistant", content="ab")
-    ]
-
-
-def test_the_text_of_a_turn_with_calls_is_not_an_action():
-    acts = parse_actions([responses.build_message("let me see"), CALL, OTHER])
-    assert [act.name for act in acts if isinstance(act, ToolCall)] == ["go", "stop"]
-    assert len(acts) == 2
-
-
-def test_only_reasoning_or_an_empty_text_is_not_an_action():
-    assert parse_actions([THOUGHT]) == []
-    assert parse_actions([responses.build_message("")]) == []
+def test_a_turn_is_its_calls_or_else_its_text():
+    text = [responses.build_message("a"), responses.build_message("b")]
+    assert parse_actions([THOUGHT, *text]) == [Message(role="assistant", content="ab")]
+    actions = parse_actions([*text, CALL, OTHER])
+    assert [action.name for action in actions if isinstance(action, ToolCall)] == ["go", "stop"]
+    assert len(actions) == 2
+    assert parse_actions([THOUGHT]) == parse_actions([responses.build_message("")]) == []
 
 
 def test_a_message_of_the_environment_ends_a_turn():
@@ -42,29 +34,12 @@ def test_a_message_of_the_environment_ends_a_turn():
     assert list(iter_turn_spans([*first, answer, *second])) == [slice(0, 2), slice(3, 4)]
 
 
-def test_only_calls_with_outputs_were_played():
-    items = [
-        CALL,
-        OTHER,
-        responses.build_function_call_output("one", "ok"),
-        responses.build_function_call_output("two", NOT_RUN_OUTPUT),
-    ]
-    assert [act.call_id for act in get_played_actions(items, slice(0, 2)) if isinstance(act, ToolCall)] == ["one"]
-
-
-def test_a_call_without_an_output_was_not_played():
+def test_a_reply_and_the_calls_with_outputs_were_played():
+    answers = [responses.build_function_call_output(*answer) for answer in (("one", "ok"), ("two", NOT_RUN_OUTPUT))]
+    played = get_played_actions([CALL, OTHER, *answers], slice(0, 2))
+    assert [action.call_id for action in played if isinstance(action, ToolCall)] == ["one"]
     assert get_played_actions([CALL], slice(0, 1)) == []
-
-
-def test_an_output_belongs_to_its_turn_even_if_ids_repeat():
-    items = [
-        CALL,
-        responses.build_function_call_output("one", "ok"),
-        CALL,
-        responses.build_function_call_output("one", NOT_RUN_OUTPUT),
-    ]
-    assert [len(get_played_actions(items, span)) for span in iter_turn_spans(items)] == [1, 0]
-
-
-def test_a_reply_was_played():
     assert get_played_actions([responses.build_message("a")], slice(0, 1)) == [Message(role="assistant", content="a")]
+    # The ids repeat.
+    items = [CALL, answers[0], CALL, answers[1] | {"call_id": "one"}]
+    assert [len(get_played_actions(items, span)) for span in iter_turn_spans(items)] == [1, 0]

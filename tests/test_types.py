@@ -15,13 +15,12 @@ def assistant(text):
     return responses.build_message(text)
 
 
-def test_a_task_has_the_prompt_of_ask():
-    assert Task.ask("Hi").input == [{"role": "user", "content": "Hi"}]
+USER = {"role": "user", "content": "and?"}
 
 
-def test_a_string_prompt_is_a_user_message():
-    task = Task.model_validate({"responses_create_params": {"input": "Hi"}})
-    assert task.input == [{"role": "user", "content": "Hi"}]
+def test_a_task_has_the_prompt_of_ask_or_a_string_as_a_user_message():
+    as_string = Task.model_validate({"responses_create_params": {"input": "Hi"}})
+    assert Task.ask("Hi").input == as_string.input == [{"role": "user", "content": "Hi"}]
 
 
 def test_undeclared_fields_of_a_row_survive():
@@ -41,12 +40,10 @@ def test_a_row_with_tools_that_are_not_objects_is_rejected(tools):
         Task.model_validate({"responses_create_params": {"input": "Hi", "tools": tools}})
 
 
-def test_arguments_given_as_a_mapping_are_written_as_json():
+def test_arguments_given_as_a_mapping_are_written_as_json_and_text_stays_verbatim():
     assert ToolCall(name="go", arguments={"to": "Zürich"}).arguments == '{"to": "Zürich"}'
-
-
-def test_arguments_given_as_text_stay_verbatim():
-    assert ToolCall(name="go", arguments='{"to" :1}').arguments == '{"to" :1}'
+    call = ToolCall(name="go", arguments='{"to" :1}')
+    assert (call.arguments, call.parsed()) == ('{"to" :1}', {"to": 1})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000])
@@ -54,26 +51,14 @@ def test_arguments_that_are_not_a_json_object_are_none(text):
     assert ToolCall(name="go", arguments=text).parsed() is None
 
 
-def test_arguments_are_read_as_a_dict():
-    assert ToolCall(name="go", arguments='{"to": 1}').parsed() == {"to": 1}
-
-
 def test_a_message_joins_the_text_of_its_parts():
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "x"}, {"text": "b"}]
-    assert Message(role="user", content=parts).text == "ab"
-
-
-def test_empty_content_has_no_text():
-    assert extract_text(None) == ""
+    assert (Message(role="user", content=parts).text, extract_text(None)) == ("ab", "")
 
 
 def test_a_message_has_the_user_role_by_default():
-    messages = Reset(messages=["a", Message(content="b"), Message(role="system", content="c")]).messages
-    assert [message.role for message in messages] == ["user", "user", "system"]
-
-
-def test_a_prompt_may_contain_assistant_messages():
-    assert Reset(messages=[Message(role="assistant", content="Hi")]).messages[0].role == "assistant"
+    messages = Reset(messages=["a", Message(content="b"), Message(role="assistant", content="c")]).messages
+    assert [message.role for message in messages] == ["user", "user", "assistant"]
 
 
 def test_a_step_may_not_contain_assistant_messages():
@@ -86,51 +71,37 @@ def test_a_state_rejects_undeclared_fields():
         State(count=1)
 
 
-def test_the_reply_is_the_text_of_the_last_turn():
-    items = [
-        THOUGHT,
-        assistant("first"),
-        {"role": "user", "content": "and?"},
-        THOUGHT,
-        assistant("the "),
-        assistant("last"),
-    ]
-    assert Transcript(items=items).reply == "the last"
-
-
-def test_the_reply_is_kept_after_a_last_message_of_the_environment():
-    assert Transcript(items=[assistant("4"), {"role": "user", "content": "thanks"}]).reply == "4"
+@pytest.mark.parametrize(
+    ("items", "reply", "text"),
+    [
+        ([], "", ""),
+        ([THOUGHT], "", ""),
+        (
+            [THOUGHT, assistant("first"), USER, THOUGHT, assistant("the "), assistant("last")],
+            "the last",
+            "firstthe last",
+        ),
+        ([assistant("4"), USER], "4", "4"),
+    ],
+)
+def test_the_reply_is_the_text_of_the_last_turn_and_the_text_that_of_all_turns(items, reply, text):
+    assert (Transcript(items=items).reply, Transcript(items=items).text()) == (reply, text)
 
 
 @pytest.mark.parametrize("last", [[], [responses.build_function_call_output("c", "ok")]])
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_turn_with_a_tool_call_is_not_a_reply(last, order):
     turn = [assistant("let me see"), responses.build_function_call("go", "{}", "c")][::order]
-    assert Transcript(items=[assistant("before"), {"role": "user", "content": "?"}, *turn, *last]).reply == ""
-
-
-def test_an_empty_transcript_has_an_empty_reply():
-    assert Transcript().reply == ""
-    assert Transcript(items=[THOUGHT]).reply == ""
-
-
-def test_the_text_is_all_policy_text_without_reasoning():
-    items = [THOUGHT, assistant("a"), {"role": "user", "content": "b"}, assistant("c")]
-    assert Transcript(items=items).text() == "ac"
+    assert Transcript(items=[assistant("before"), USER, *turn, *last]).reply == ""
 
 
 def test_calls_are_found_by_name_in_their_order():
     items = [responses.build_function_call(name, "{}", name) for name in ("go", "stop", "go")]
     assert [call.call_id for call in Transcript(items=items).calls("go")] == ["go", "go#2"]
     assert len(Transcript(items=items).calls()) == 3
-
-
-def test_calls_with_missing_fields_or_parsed_arguments_are_accepted():
-    items = [{"type": "function_call"}, {"type": "function_call", "name": "go", "arguments": {"a": 1}}]
-    assert [(call.name, call.arguments) for call in Transcript(items=items).calls()] == [
-        ("", "null"),
-        ("go", '{"a": 1}'),
-    ]
+    odd = [{"type": "function_call"}, {"type": "function_call", "name": "go", "arguments": {"a": 1}}]
+    calls = [(call.name, call.arguments) for call in Transcript(items=odd).calls()]
+    assert calls == [("", "null"), ("go", '{"a": 1}')]
 
 
 def test_the_output_of_a_call_is_found_by_its_id():

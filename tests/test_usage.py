@@ -9,10 +9,10 @@ from gymsdk.types import Usage
 CALL = {"usage": build_usage(10, 5, cached_tokens=4, reasoning_tokens=2)}
 
 
-def test_usage_is_read_from_a_response():
-    assert parse_usage(CALL) == Usage(
-        input_tokens=10, output_tokens=5, total_tokens=15, cached_tokens=4, reasoning_tokens=2, calls=1
-    )
+def test_usage_is_read_from_a_response_and_has_its_format_again():
+    usage = parse_usage(CALL)
+    counts = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15, "cached_tokens": 4, "reasoning_tokens": 2}
+    assert (usage, usage_to_item(usage)) == (Usage(calls=1, **counts), CALL["usage"])
 
 
 @pytest.mark.parametrize("reported", [None, {}, "many", {"input_tokens": "ten", "input_tokens_details": 3}])
@@ -21,18 +21,13 @@ def test_a_response_without_readable_usage_counts_as_a_call(reported):
 
 
 def test_calls_are_summed():
-    total = add_usage(parse_usage(CALL), parse_usage(CALL))
+    one = parse_usage(CALL)
+    total = add_usage(one, one)
     assert (total.input_tokens, total.total_tokens, total.cached_tokens, total.calls) == (20, 30, 8, 2)
-
-
-def test_a_detail_that_one_call_lacks_is_unknown_in_the_sum():
-    total = add_usage(parse_usage(CALL), parse_usage({"usage": build_usage(1, 1)}))
-    assert total.cached_tokens is None
-    assert total.input_tokens == 11
-
-
-def test_no_calls_add_nothing():
-    assert add_usage(Usage(), parse_usage(CALL)) == parse_usage(CALL) == add_usage(parse_usage(CALL), Usage())
+    assert add_usage(Usage(), one) == one == add_usage(one, Usage())
+    # A detail that one call lacks is unknown in the sum.
+    total = add_usage(one, parse_usage({"usage": build_usage(1, 1)}))
+    assert (total.cached_tokens, total.input_tokens) == (None, 11)
 
 
 def test_usage_inside_a_block_is_recorded_by_role():
@@ -40,16 +35,5 @@ def test_usage_inside_a_block_is_recorded_by_role():
     with StageTimer(used, {}, "verify"):
         for role in ("policy", "judge", "policy"):
             record_usage(role, CALL)
-    assert {role: each.calls for role, each in used.items()} == {"policy": 2, "judge": 1}
-
-
-def test_usage_outside_a_block_is_not_recorded():
-    used: UsageByRole = {}
-    with StageTimer(used, {}, "verify"):
-        pass
     record_usage("policy", CALL)
-    assert used == {}
-
-
-def test_a_sum_has_the_format_of_response_usage():
-    assert usage_to_item(parse_usage(CALL)) == CALL["usage"]
+    assert {role: usage.calls for role, usage in used.items()} == {"policy": 2, "judge": 1}
