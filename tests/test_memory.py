@@ -45,21 +45,20 @@ def _count_episodes(collector: RareCollector, count: int, *, in_flight: int) -> 
         collector.end_episode(in_flight)
 
 
-def test_few_episodes_in_flight_allow_a_collection_when_the_memory_has_grown() -> None:
+@pytest.mark.parametrize(
+    ("size", "in_flight", "episodes"),
+    [
+        pytest.param(4 * MIN_GROWTH_BYTES, 1, EPISODES_PER_COLLECTION, id="grown memory"),
+        pytest.param(0, 1, EPISODES_PER_CERTAIN_COLLECTION, id="without growth"),
+        pytest.param(0, MAX_EPISODES_WITH_COLLECTIONS + 1, EPISODES_PER_CERTAIN_COLLECTION, id="many in flight"),
+    ],
+)
+def test_a_collection_comes_after_a_number_of_episodes(size: int, in_flight: int, episodes: int) -> None:
     with collect_rarely() as collector:
-        garbage = _create_garbage(4 * MIN_GROWTH_BYTES)
-        _count_episodes(collector, EPISODES_PER_COLLECTION - 1, in_flight=1)
+        garbage = _create_garbage(size)
+        _count_episodes(collector, episodes - 1, in_flight=in_flight)
         assert garbage() is not None
-        _count_episodes(collector, 1, in_flight=1)
-        assert garbage() is None
-
-
-def test_few_episodes_in_flight_allow_a_collection_without_growth_much_later() -> None:
-    with collect_rarely() as collector:
-        garbage = _create_garbage()
-        _count_episodes(collector, EPISODES_PER_CERTAIN_COLLECTION - 1, in_flight=1)
-        assert garbage() is not None
-        _count_episodes(collector, 1, in_flight=1)
+        _count_episodes(collector, 1, in_flight=in_flight)
         assert garbage() is None
 
 
@@ -94,22 +93,6 @@ def test_only_objects_that_a_program_has_not_frozen_itself_are_unfrozen(has_froz
         assert (gc.get_freeze_count() > 1000) == has_frozen
     finally:
         gc.freeze()
-
-
-def test_many_episodes_in_flight_prevent_a_collection() -> None:
-    with collect_rarely() as collector:
-        garbage = _create_garbage()
-        _count_episodes(collector, 2 * EPISODES_PER_COLLECTION, in_flight=MAX_EPISODES_WITH_COLLECTIONS + 1)
-        assert garbage() is not None
-    gc.collect()
-    assert garbage() is None
-
-
-def test_many_episodes_in_flight_do_not_prevent_a_collection_for_ever() -> None:
-    with collect_rarely() as collector:
-        garbage = _create_garbage()
-        _count_episodes(collector, EPISODES_PER_CERTAIN_COLLECTION, in_flight=MAX_EPISODES_WITH_COLLECTIONS + 1)
-        assert garbage() is None
 
 
 def test_growing_memory_causes_a_collection_however_many_episodes_are_in_flight() -> None:

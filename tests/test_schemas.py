@@ -61,6 +61,11 @@ def build_schemas(annotation, **default):
         (Annotated[str, Field(description="Where.")], {"type": "string", "description": "Where."}),
         (Annotated[int, Field(ge=1, le=9)], {"type": "integer", "minimum": 1, "maximum": 9}),
         (Unit, {"$ref": "#/$defs/Unit"}),
+        (Tree, {"$ref": "#/$defs/Tree"}),
+        (
+            Annotated[Place, Field(description="Where.")],
+            {"description": "Where.", "anyOf": [{"$ref": "#/$defs/Place"}]},
+        ),
     ],
 )
 def test_a_required_argument_has_a_strict_schema(annotation, expected):
@@ -98,46 +103,17 @@ def test_a_nested_model_with_required_fields_forbids_additional_properties():
     node, schema = build_schemas(Trip)
     assert node == {"$ref": "#/$defs/Trip"}
     assert schema["strict"] is True
-    assert schema["parameters"]["$defs"] == {
-        "Trip": {
-            "type": "object",
-            "properties": {"stops": {"type": "array", "items": {"$ref": "#/$defs/Place"}}},
-            "required": ["stops"],
-            "additionalProperties": False,
-        },
-        "Place": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string"},
-                "title": {"type": "string", "description": "As on the map."},
-            },
-            "required": ["city", "title"],
-            "additionalProperties": False,
-        },
-    }
-
-
-def test_a_reference_with_a_description_is_wrapped_in_any_of():
-    node, _ = build_schemas(Annotated[Place, Field(description="Where.")])
-    assert node == {"description": "Where.", "anyOf": [{"$ref": "#/$defs/Place"}]}
-
-
-def test_a_recursive_model_has_a_strict_schema():
-    assert build_schemas(Tree)[1]["strict"] is True
+    title = {"type": "string", "description": "As on the map."}
+    trip = {"properties": {"stops": {"type": "array", "items": {"$ref": "#/$defs/Place"}}}, "required": ["stops"]}
+    place = {"properties": {"city": {"type": "string"}, "title": title}, "required": ["city", "title"]}
+    both = {"type": "object", "additionalProperties": False}
+    assert schema["parameters"]["$defs"] == {"Trip": both | trip, "Place": both | place}
 
 
 @pytest.mark.parametrize(
     "annotation",
     [
-        dict[str, int],
-        dict,
-        Any,
-        list,
-        tuple[int, str],
-        set[str],
-        WithDefault,
-        WithExtraKeys,
-        list[WithDefault],
+        *(dict[str, int], dict, Any, list, tuple[int, str], set[str], WithDefault, WithExtraKeys, list[WithDefault]),
         Annotated[str, Field(examples=["Bern"])],
         Annotated[str, Field(json_schema_extra={"format": "colour"})],
     ],

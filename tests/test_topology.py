@@ -66,10 +66,6 @@ def test_agents_without_a_model_use_the_only_model() -> None:
 def test_a_role_selects_the_servers_of_its_kinds(role: plan.Role | None, there: list[str] | None) -> None:
     whole = plan.complete_servers(Deployment(), plan.build_resources_server("math"), policy_model=PLAYER)
     assert names(plan.select_local(whole, role=role)) == (names(whole) if there is None else there)
-
-
-def test_a_single_server_is_selected_by_name() -> None:
-    whole = plan.complete_servers(Deployment(), plan.build_resources_server("math"), policy_model=PLAYER)
     assert names(plan.select_local(whole, only="math_simple_agent")) == ["math_simple_agent"]
 
 
@@ -136,9 +132,7 @@ def test_servers_without_a_host_listen_at_default_host_or_at_a_head_of_this_mach
     assert plan.choose_host(deployment).host == host
     passed_on = Deployment.model_validate(json.loads(deployment.dump_for_child()))
     assert plan.choose_host(passed_on).host == host
-
-
-def test_servers_without_a_host_listen_where_the_bound_head_does() -> None:
+    # A head that is bound says where it listens.
     with bind_socket("127.0.0.2") as at:
         assert plan.choose_host(Deployment(), {HEAD_SERVER: at}).host == "127.0.0.2"
         assert plan.choose_host(Deployment(host="127.0.0.3"), {HEAD_SERVER: at}).host == "127.0.0.3"
