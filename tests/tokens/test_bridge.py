@@ -68,33 +68,22 @@ def test_the_suffix_after_calls_has_their_outputs_in_the_format_of_the_template(
     assert tokenizer.decode(bridge.suffix([65, bridge.terminator], outputs, calls=calls)) == expected
 
 
-@pytest.mark.parametrize(("style", "stop"), [(style, stop) for style, (_, stop) in TOKENIZERS.items()])
-def test_the_terminator_is_detected(style, stop):
-    tokenizer, _ = TOKENIZERS[style]
-    assert tokenizer.decode([Bridge(tokenizer).terminator]) == stop
-
-
-def test_a_line_break_that_the_policy_generated_is_not_repeated():
-    bridge, new = Bridge(BYTES), [{"role": "user", "content": "go on"}]
+def test_a_line_break_is_not_repeated_and_an_empty_generation_is_terminated_too():
+    bridge, new = Bridge(BYTES), [{"role": "user", "content": "bye"}]
     generated = [*b"words", BYTES.eos_token_id]
     assert bridge.suffix([*generated, 10], new) == bridge.suffix(generated, new)[1:]
+    assert bridge.suffix([], new)[0] == bridge.terminator
+    # Without a generation prompt, no turn starts.
+    suffix = bridge.suffix([65], new, add_generation_prompt=False)
+    assert BYTES.decode(suffix) == "<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n"
 
 
 @pytest.mark.parametrize("style", TOKENIZERS)
 def test_without_messages_the_next_turn_begins(style):
     tokenizer, stop = TOKENIZERS[style]
+    assert tokenizer.decode([Bridge(tokenizer).terminator]) == stop
     expected = render_after(tokenizer, stop, {"role": "assistant", "content": ANSWER}, [], TOOLS)
     assert tokenizer.decode(Bridge(tokenizer, TOOLS).suffix([65], [])) == stop + expected
-
-
-def test_without_a_generation_prompt_no_turn_starts():
-    suffix = Bridge(BYTES).suffix([65], [{"role": "user", "content": "bye"}], add_generation_prompt=False)
-    assert BYTES.decode(suffix) == "<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n"
-
-
-def test_an_empty_generation_is_terminated_too():
-    bridge = Bridge(BYTES)
-    assert bridge.suffix([], [{"role": "user", "content": "go on"}])[0] == bridge.terminator
 
 
 def test_a_terminator_in_the_text_of_a_message_stays_text():
@@ -105,29 +94,24 @@ def test_a_terminator_in_the_text_of_a_message_stays_text():
     )
 
 
+def end_differently(messages, tools, prompt):
+    ends = ["<|endoftext|>" if message is messages[-1] else "<|im_end|>" for message in messages]
+    return "".join(message["content"] + end for message, end in zip(messages, ends, strict=True))
+
+
 @pytest.mark.parametrize(
-    ("tokenizer", "messages"),
+    ("tokenizer", "role", "message"),
     [
-        (FakeTokenizer(without_terminator, CHATML, "<|endoftext|>"), [{"role": "user", "content": "go on"}]),
-        (FakeTokenizer(without_assistant, CHATML, "<|im_end|>"), [{"role": "user", "content": "go on"}]),
-        (STYLES["gemma"][0], [{"role": "system", "content": "be good"}]),
+        (FakeTokenizer(without_terminator, CHATML, "<|endoftext|>"), "user", "chat template"),
+        (FakeTokenizer(without_assistant, CHATML, "<|im_end|>"), "user", "chat template"),
+        (STYLES["gemma"][0], "system", "chat template"),
+        (FakeTokenizer(end_differently, CHATML, "<|im_end|>"), "user", "another way"),
     ],
-    ids=["no terminator", "omits the turn", "rejects the messages"],
+    ids=["no terminator", "omits the turn", "rejects the messages", "ends a turn differently"],
 )
-def test_a_template_that_does_not_determine_the_ids_is_rejected(tokenizer, messages):
-    with pytest.raises(BridgeError, match="chat template"):
-        Bridge(tokenizer).suffix([65, 66], messages)
-
-
-def test_a_template_that_ends_a_turn_differently_before_messages_is_rejected():
-    def inconsistent_template(messages, tools, prompt):
-        ends = ["<|endoftext|>" if message is messages[-1] else "<|im_end|>" for message in messages]
-        return "".join(message["content"] + end for message, end in zip(messages, ends, strict=True))
-
-    with pytest.raises(BridgeError, match="another way"):
-        Bridge(FakeTokenizer(inconsistent_template, CHATML, "<|im_end|>")).suffix(
-            [65], [{"role": "user", "content": "go on"}]
-        )
+def test_a_template_that_does_not_determine_the_ids_is_rejected(tokenizer, role, message):
+    with pytest.raises(BridgeError, match=message):
+        Bridge(tokenizer).suffix([65, 66], [{"role": role, "content": "go on"}])
 
 
 def test_re_encoding_a_generation_changes_it():

@@ -52,15 +52,11 @@ def continue_turn(tokenizer: Any, turn: str) -> str:
     return str(tokenizer.decode(Bridge(tokenizer).suffix(generated, [NEW], conversation=conversation)))
 
 
-def test_words_come_from_the_vocabulary() -> None:
-    tokenizer = WordTokenizer(KNOWN)
-    assert continue_turn(tokenizer, "gold") == "<start> user door see <end> <start> assistant"
-    assert Bridge(tokenizer).terminator == tokenizer.eos_token_id
-
-
-def test_words_come_from_the_conversation_if_the_vocabulary_is_not_known() -> None:
-    tokenizer = WordTokenizer(KNOWN, has_vocabulary=False)
-    assert continue_turn(tokenizer, "gold map") == "<start> user door see <end> <start> assistant"
+@pytest.mark.parametrize(("has_vocabulary", "turn"), [(True, "gold"), (False, "gold map")])
+def test_words_come_from_the_vocabulary_or_else_from_the_conversation(has_vocabulary: bool, turn: str) -> None:
+    tokenizer = WordTokenizer(KNOWN, has_vocabulary=has_vocabulary)
+    assert continue_turn(tokenizer, turn) == "<start> user door see <end> <start> assistant"
+    assert not has_vocabulary or Bridge(tokenizer).terminator == tokenizer.eos_token_id
 
 
 def test_an_engine_with_such_a_tokenizer_continues() -> None:
