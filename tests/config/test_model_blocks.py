@@ -41,10 +41,14 @@ def options(deployment: Deployment) -> dict[str, Any]:
     return dict(get_model_config(deployment).options)
 
 
-def test_every_setting_of_a_vllm_server_reaches_the_model(write: Write) -> None:
+def test_every_setting_of_a_vllm_server_reaches_the_model_and_no_secret_is_shown(write: Write) -> None:
     write("a.yaml", VLLM)
-    deployment = load_config(["a.yaml"])
-    assert get_model_config(deployment).name == "vllm/Qwen/Qwen3-4B"
+    deployment = load_config(["a.yaml"], ["policy_api_key=policys-key"])
+    part = get_model_config(deployment)
+    assert part.name == "vllm/Qwen/Qwen3-4B"
+    assert model(part.name, **part.options) is not None
+    shown = repr(deployment) + deployment.model_dump_json() + str(list_settings(deployment))
+    assert not [secret for secret in ("own-key", "tell-nobody", "policys-key") if secret in shown]
     assert options(deployment) == {
         "base_url": ("http://a:1/v1", "http://b:2/v1"),
         "apart": True,
@@ -57,21 +61,6 @@ def test_every_setting_of_a_vllm_server_reaches_the_model(write: Write) -> None:
         "headers": {"Authorization": SecretStr("Bearer tell-nobody")},
     }
     assert tuple(deployment.ignored) == ("num_workers", "replace_developer_role_with_system")
-
-
-def test_the_configuration_builds_the_model(write: Write) -> None:
-    write("a.yaml", VLLM)
-    part = get_model_config(load_config(["a.yaml"]))
-    assert model(part.name, **part.options) is not None
-
-
-def test_no_secret_is_shown(write: Write) -> None:
-    write("a.yaml", VLLM)
-    deployment = load_config(["a.yaml"])
-    assert not any(
-        secret in repr(deployment) + deployment.model_dump_json() + str(list_settings(deployment))
-        for secret in ("own-key", "tell-nobody")
-    )
 
 
 @pytest.mark.parametrize("name", ["scripted/oracle", "scripted/null"])

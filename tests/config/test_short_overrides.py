@@ -49,17 +49,11 @@ def test_an_override_may_leave_out_the_kind_and_the_implementation(
     assert list_settings(load_config(["a.yaml"], [override]))[setting] == (value, "command line")
 
 
-def test_such_an_override_deletes_a_setting(write: Write) -> None:
-    write("a.yaml", SERVERS)
-    [server] = load_config(["a.yaml"], ["~sums.min_difficulty"]).get_servers(RESOURCES)
-    assert server.settings == {}
-
-
-def test_such_an_override_reaches_a_server_that_inherits(write: Write) -> None:
+def test_such_an_override_deletes_a_setting_and_reaches_a_server_that_inherits(write: Write) -> None:
     write("a.yaml", SERVERS + "more:\n  _copy: sums\n")
-    deployment = load_config(["a.yaml"], ["more.max_difficulty=2"])
+    deployment = load_config(["a.yaml"], ["~sums.min_difficulty", "more.max_difficulty=2"])
     settings = {server.name: dict(server.settings) for server in deployment.get_servers(RESOURCES)}
-    assert settings["more"] == {"min_difficulty": 1, "max_difficulty": 2}
+    assert settings == {"sums": {}, "more": {"max_difficulty": 2}}
 
 
 def test_such_an_override_reaches_a_server_of_a_program() -> None:

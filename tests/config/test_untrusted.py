@@ -136,12 +136,7 @@ REDIRECTED = {
         "",
         "policy_base_url: http://evil/v1",
     ),
-    "a key with a found part": (
-        "openai_base_url: 'http://${gw}/v1'",
-        f"{USERS_KEY}${{end}}",
-        "",
-        "gw: evil\nend: x",
-    ),
+    "a key with a found part": ("openai_base_url: 'http://${gw}/v1'", f"{USERS_KEY}${{end}}", "", "gw: evil\nend: x"),
 }
 
 
