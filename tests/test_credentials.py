@@ -12,15 +12,12 @@ from gymsdk import UsageError, credentials
 GOOD = "0123456789abcdef"
 
 
-def test_the_url_of_a_head_is_unchanged() -> None:
-    assert credentials.check_head_url("https://gym.test:11000/path/") == "https://gym.test:11000/path"
-
-
 @pytest.mark.parametrize("url", ["http://me:hush@10.0.0.1:11000", "http://hush@h", "me:hush@h:1", "http://h/?key=hush"])
 def test_the_url_of_a_head_contains_no_credentials(url: str) -> None:
     with pytest.raises(UsageError, match=r"remove them, and put a token into the file|write it as a URL") as caught:
         credentials.check_head_url(url)
     assert "hush" not in str(caught.value)
+    assert credentials.check_head_url("https://gym.test:11000/path/") == "https://gym.test:11000/path"
 
 
 @pytest.fixture
@@ -31,16 +28,17 @@ def file(tmp_path: Path) -> Path:
     return found
 
 
-def test_a_token_is_the_single_line_of_its_file(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_token_is_the_single_line_of_its_file_and_others_cannot_read_it(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert credentials.read_token(file).get_secret_value() == GOOD
     assert caplog.text == ""
-
-
-def test_a_file_that_others_can_read_logs_a_warning(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     file.chmod(0o644)
     credentials.read_token(file)
     assert f"run: chmod 600 {file}" in caplog.text
     assert GOOD not in caplog.text
+    with pytest.raises(UsageError, match="cannot be read"):
+        credentials.read_token(file.with_name("none.txt"))
 
 
 @pytest.mark.parametrize("text", ["", "too-short", f"{GOOD}\n{GOOD}", f"{GOOD} {GOOD}", "é" * 20, "x" * 1025])
@@ -52,11 +50,6 @@ def test_an_invalid_token_is_rejected_and_not_shown(file: Path, text: str) -> No
     assert not text or text not in str(caught.value)
 
 
-def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
-        credentials.read_token(tmp_path / "none.txt")
-
-
 def test_the_environment_names_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(credentials.TOKEN_FILE_VARIABLE, raising=False)
     assert credentials.get_process_token() is None
@@ -65,9 +58,6 @@ def test_the_environment_names_the_file(file: Path, monkeypatch: pytest.MonkeyPa
     assert credentials.get_process_token() == SecretStr(GOOD)
     assert credentials.resolve_auth_headers(None)["authorization"].get_secret_value() == f"Bearer {GOOD}"
     assert credentials.resolve_auth_headers("") == {}
-
-
-def test_a_file_is_read_once(file: Path) -> None:
-    first = credentials.get_process_token(file)
+    # The file is read once.
     file.write_text("another-token-altogether")
-    assert credentials.get_process_token(file) == first
+    assert credentials.get_process_token(file) == SecretStr(GOOD)

@@ -22,10 +22,9 @@ async def test_the_remaining_time_decreases():
     before = deadline.get_remaining_seconds()
     await asyncio.sleep(0.02)
     assert 0 < deadline.get_remaining_seconds() < before <= 60
-
-
-async def test_a_passed_deadline_has_no_remaining_time():
     assert Deadline(get_loop_time_after(-1)).get_remaining_seconds() == 0
+    # Outside of a stage, the deadline is long.
+    assert get_deadline().get_remaining_seconds() == pytest.approx(DEFAULT_STAGE_SECONDS, abs=60)
 
 
 async def test_a_patient_deadline_excludes_waits_with_their_own_limit():
@@ -53,22 +52,12 @@ async def test_two_concurrent_waits_extend_a_deadline_once():
     assert deadline.get_remaining_seconds() == pytest.approx(60, abs=0.09)
 
 
-async def test_a_patient_deadline_still_ends_other_hanging_code():
-    deadline = Deadline(get_loop_time_after(0.05), pausable=True)
-    with run_stage("verify", deadline), pytest.raises(TimeoutError):
-        await run_until_deadline(asyncio.sleep(60), deadline)
-
-
-async def test_a_normal_deadline_includes_every_wait():
-    deadline = Deadline(get_loop_time_after(0.05))
-
+async def test_a_normal_deadline_includes_every_wait_and_a_patient_one_other_hanging_code():
     async def wait():
         with pause_deadline():
             await asyncio.sleep(60)
 
-    with run_stage("verify", deadline), pytest.raises(TimeoutError):
-        await run_until_deadline(wait(), deadline)
-
-
-async def test_outside_of_a_stage_the_deadline_is_long():
-    assert get_deadline().get_remaining_seconds() == pytest.approx(DEFAULT_STAGE_SECONDS, abs=60)
+    for code, pausable in ((wait(), False), (asyncio.sleep(60), True)):
+        deadline = Deadline(get_loop_time_after(0.05), pausable=pausable)
+        with run_stage("verify", deadline), pytest.raises(TimeoutError):
+            await run_until_deadline(code, deadline)

@@ -7,8 +7,10 @@ import importlib
 import pickle
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, ValidationError
 from test_layers import MODULES
 
 from gymsdk import errors, jsonl, tools
@@ -99,12 +101,36 @@ def test_exceptions_that_joined_the_tree_are_still_those_of_python() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in vars(errors).values() if isinstance(kind, type)])
-def test_an_exception_can_be_pickled(kind: type) -> None:
+def test_an_exception_is_unchanged_between_processes(kind: type) -> None:
     if issubclass(kind, errors.EpisodeError):
-        raised: Exception = kind("broken", kind="model_error")
+        fields = {"kind": "model_rate_limited", "retryable": True, "stage": "model", "retry_after": 2.5}
+        raised: Exception = kind("broken", **fields)
+        assert vars(raised).items() >= fields.items()
     elif issubclass(kind, Exception):
         raised = kind("broken")
     else:
         return
     copy = pickle.loads(pickle.dumps(raised))
-    assert (type(copy), str(copy)) == (kind, "broken")
+    assert (type(copy), str(copy), vars(copy)) == (kind, "broken", vars(raised))
+
+
+def test_an_error_in_code_without_a_file_is_described_inside_a_package_folder_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ZeroDivisionError) as error:
+        exec("1 / 0", {})
+    assert errors.describe_exception(error.value).startswith("ZeroDivisionError: division by zero (")
+
+
+@pytest.mark.parametrize("value", [457, 1.1, False])
+def test_a_number_in_place_of_a_text_asks_for_quotes(value: object) -> None:
+    class Settings(BaseModel):
+        name: str
+
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate({"name": value})
+    [(location, message)] = errors.list_setting_errors(caught.value)
+    assert location == ("name",)
+    assert message.endswith("; if the text itself is meant, put it in quotes")

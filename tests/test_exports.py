@@ -16,29 +16,8 @@ from packaging.version import Version
 
 import gymsdk
 
-HEAVY = frozenset(
-    {
-        "aiohttp",
-        "asyncio",
-        "fastapi",
-        "gymnasium",
-        "httpx",
-        "math_verify",
-        "matplotlib",
-        "multiprocessing",
-        "numpy",
-        "omegaconf",
-        "openai",
-        "pebble",
-        "prometheus_client",
-        "pydantic",
-        "ray",
-        "rich",
-        "sympy",
-        "typer",
-        "uvicorn",
-    }
-)
+HEAVY = {"aiohttp", "asyncio", "fastapi", "gymnasium", "httpx", "math_verify", "matplotlib", "multiprocessing", "numpy"}
+HEAVY |= {"omegaconf", "openai", "pebble", "prometheus_client", "pydantic", "ray", "rich", "sympy", "typer", "uvicorn"}
 NOT_FOR_THE_LIST = HEAVY - {"asyncio", "multiprocessing", "pydantic", "typer"}
 ENVIRONMENTS = ("gym_env_math", "gym_env_multineedle", "gym_env_tool_call")
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference.md"
@@ -55,22 +34,13 @@ print(json.dumps({{"modules": sorted(sys.modules), "threads": threading.active_c
 """
 
 
-def imported(module: str) -> dict[str, object]:
-    """Return the state of a new interpreter after the import of *module*, which must print nothing."""
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", LOOK.format(module=module)], capture_output=True, text=True, check=True
-    )
-    assert ran.stderr == ""
-    return json.loads(ran.stdout)
-
-
-def loaded(module: str) -> set[str]:
-    return {name.partition(".")[0] for name in imported(module)["modules"]}
-
-
-@pytest.mark.parametrize("name", gymsdk.__all__)
-def test_every_public_name_resolves(name: str) -> None:
-    assert getattr(gymsdk, name) is not None
+def imported(module: str) -> set[str]:
+    """Return the packages that an import of *module* loads, which must print nothing and start nothing."""
+    command = [sys.executable, "-W", "error", "-c", LOOK.format(module=module)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(ran.stdout)
+    assert (ran.stderr, found["threads"], found["children"]) == ("", 1, False)
+    return {name.partition(".")[0] for name in found["modules"]}
 
 
 @pytest.mark.parametrize("name", gymsdk.__all__)
@@ -79,45 +49,26 @@ def test_every_public_name_is_on_the_page_of_the_api(name: str) -> None:
     assert inspect.getdoc(getattr(gymsdk, name)), "the page shows the docstring"
 
 
-def test_every_public_class_and_function_has_a_docstring() -> None:
-    public = {name: getattr(gymsdk, name) for name in gymsdk.__all__}
-    described = {name: value for name, value in public.items() if inspect.isclass(value) or inspect.isfunction(value)}
-    assert len(described) > 20
-    assert [name for name, value in described.items() if not inspect.getdoc(value)] == []
-
-
 def test_public_names_are_sorted_and_about_thirty_at_most() -> None:
     assert gymsdk.__all__ == sorted(set(gymsdk.__all__))
-    assert len(gymsdk.__all__) <= 32
-
-
-def test_dir_shows_the_public_names() -> None:
+    assert 20 < len(gymsdk.__all__) <= 32
     assert set(gymsdk.__all__) <= set(dir(gymsdk))
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing_of_the_kind'"):
         _ = gymsdk.nothing_of_the_kind
 
 
 def test_importing_gymsdk_imports_nothing_heavy() -> None:
-    assert loaded("gymsdk") & HEAVY == set()
-
-
-def test_importing_gymsdk_starts_nothing() -> None:
-    found = imported("gymsdk")
-    assert found["threads"] == 1
-    assert not found["children"]
+    assert imported("gymsdk") & HEAVY == set()
 
 
 @pytest.mark.skipif(Version(version("typer")) < Version("0.26"), reason="older versions of typer import Rich at once")
 def test_the_command_line_imports_nothing_heavy_before_a_command_needs_it() -> None:
-    assert loaded("gymsdk.cli") & NOT_FOR_THE_LIST == set()
+    assert imported("gymsdk.cli") & NOT_FOR_THE_LIST == set()
 
 
 @pytest.mark.parametrize("module", ENVIRONMENTS)
 def test_importing_an_environment_is_cheap(module: str) -> None:
-    assert loaded(module) & {"sympy", "math_verify", "numpy", "gymnasium", "fastapi", "openai", "aiohttp"} == set()
+    assert imported(module) & {"sympy", "math_verify", "numpy", "gymnasium", "fastapi", "openai", "aiohttp"} == set()
 
 
 @pytest.mark.parametrize("module", ["gymsdk", *ENVIRONMENTS])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from openai.types.responses import Response
 
 from gymsdk import responses
@@ -26,13 +25,6 @@ def test_a_response_is_valid_for_the_sdk() -> None:
     assert [item.type for item in read.output] == ["reasoning", "message", "function_call"]
 
 
-def test_usage_has_a_total_and_no_invented_details() -> None:
-    usage = build_usage(3, 4, cached_tokens=1)
-    assert usage["total_tokens"] == 7
-    assert usage["input_tokens_details"] == {"cached_tokens": 1}
-    assert usage["output_tokens_details"] == {"reasoning_tokens": None}
-
-
 def test_an_incomplete_response_is_valid_for_the_sdk() -> None:
     told = responses.build_overflow_response("too long", model="m", request={})
     read = Response.model_validate(told | {"usage": None})
@@ -41,66 +33,49 @@ def test_an_incomplete_response_is_valid_for_the_sdk() -> None:
     assert (read.status, read.incomplete_details.reason, read.output) == ("incomplete", "max_output_tokens", [])
 
 
-def test_text_arguments_are_verbatim() -> None:
-    assert responses.build_function_call("add", '{"a" :1', "c1")["arguments"] == '{"a" :1'
-    assert json.loads(responses.build_function_call("add", {"a": "é"})["arguments"]) == {"a": "é"}
+def test_a_null_in_the_request_is_the_default_in_the_response() -> None:
+    keys = ("tools", "tool_choice", "parallel_tool_calls")
+    found = responses.build_response([], model="m", request=dict.fromkeys(keys))
+    default = responses.build_response([], model="m")
+    assert [found[key] for key in keys] == [default[key] for key in keys]
 
 
-def test_ids_are_new_unless_given() -> None:
+def test_ids_and_arguments_of_items_are_those_given() -> None:
+    calls = [responses.build_function_call("add", '{"a" :1'), responses.build_function_call("add", {"a": "é"})]
+    assert calls[0]["arguments"] == '{"a" :1'
+    assert json.loads(calls[1]["arguments"]) == {"a": "é"}
+    assert calls[0]["call_id"] != calls[1]["call_id"]
     assert responses.build_message("x")["id"] != responses.build_message("x")["id"]
     assert responses.build_message("x", id="msg_1")["id"] == "msg_1"
-    assert (
-        responses.build_function_call("add", "{}")["call_id"] != responses.build_function_call("add", "{}")["call_id"]
-    )
-
-
-@pytest.mark.parametrize("key", ["tools", "tool_choice", "parallel_tool_calls"])
-def test_a_null_in_the_request_is_the_default_in_the_response(key: str) -> None:
-    assert (
-        responses.build_response([], model="m", request={key: None})[key]
-        == responses.build_response([], model="m")[key]
-    )
-
-
-def overflowed(body: object, status: int = 422) -> bool:
-    return is_context_overflow(status, json.dumps(body).encode())
+    usage = build_usage(3, 4, cached_tokens=1)
+    assert (usage["total_tokens"], usage["input_tokens_details"]) == (7, {"cached_tokens": 1})
+    assert usage["output_tokens_details"] == {"reasoning_tokens": None}
 
 
 PROMPT = {"messages": [{"role": "user", "content": "What is a context window? What is the maximum model length?"}]}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"detail": [{"type": "missing", "loc": ["body", "tools"], "msg": "Field required", "input": PROMPT}]},
-        {"error": {"message": f"[{{'type': 'missing', 'msg': 'Field required', 'input': {PROMPT}}}]"}},
-        {"error": {"message": f"1 validation error: Field required [type=missing, input_value={PROMPT}]"}},
-        {"error": {"message": "bad field", "body": PROMPT}},
-        PROMPT,
-        "context window",
-        [PROMPT],
-        {"error": None, "message": 7},
-    ],
-)
-def test_request_text_in_an_error_is_not_an_overflow(body: object) -> None:
-    assert not overflowed(body)
+OVERFLOWS: list[object] = [
+    {"error": {"message": "too long", "code": "context_length_exceeded"}},
+    {"error": {"message": "the request exceeds the available context size", "code": 400}},
+    {"error": "prompt is too long"},
+    {"object": "error", "message": "This model's maximum context length is 8 tokens", "code": 400},
+    {"detail": "exceeds the context window"},
+]
+OTHERS: list[object] = [
+    {"detail": [{"type": "missing", "loc": ["body", "tools"], "msg": "Field required", "input": PROMPT}]},
+    {"error": {"message": f"[{{'type': 'missing', 'msg': 'Field required', 'input': {PROMPT}}}]"}},
+    {"error": {"message": f"1 validation error: Field required [type=missing, input_value={PROMPT}]"}},
+    {"error": {"message": "bad field", "body": PROMPT}},
+    *(PROMPT, "context window", [PROMPT], {"error": None, "message": 7}),
+]
+"""Errors that contain the text of the request."""
 
 
-def test_an_error_that_is_not_json_is_not_an_overflow() -> None:
-    assert not is_context_overflow(400, b"<h1>What is a context window?</h1>")
-    assert not is_context_overflow(400, b"\xff\xfe context window")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"error": {"message": "too long", "code": "context_length_exceeded"}},
-        {"error": {"message": "the request exceeds the available context size", "code": 400}},
-        {"error": "prompt is too long"},
-        {"object": "error", "message": "This model's maximum context length is 8 tokens", "code": 400},
-        {"detail": "exceeds the context window"},
-    ],
-)
-def test_an_overflow_message_of_the_server_is_an_overflow(body: object) -> None:
-    assert overflowed(body)
-    assert not overflowed(body, 500)
+def test_an_overflow_message_of_the_server_and_nothing_else_is_an_overflow() -> None:
+    bodies = [json.dumps(body).encode() for body in [*OVERFLOWS, *OTHERS]]
+    found = [is_context_overflow(422, body) for body in bodies]
+    assert found == [True] * len(OVERFLOWS) + [False] * len(OTHERS)
+    assert not any(is_context_overflow(500, body) for body in bodies)
+    for body in (b"<h1>What is a context window?</h1>", b"\xff\xfe context window"):
+        assert not is_context_overflow(400, body), "it is not JSON"

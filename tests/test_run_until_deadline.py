@@ -28,7 +28,9 @@ async def answer(value):
 
 async def test_a_result_before_the_deadline_is_returned():
     assert await run_until_deadline(answer(42), soon(60)) == 42
-    assert await run_until_deadline(answer(42), soon(60)) == 42
+    timed = warn_when_blocking(asyncio.sleep(0, "slept"), "it")
+    assert inspect.iscoroutine(timed), "it can become a task on every version of Python"
+    assert await asyncio.create_task(timed) == "slept"
 
 
 async def test_a_coroutine_past_its_deadline_is_cancelled():
@@ -82,23 +84,21 @@ async def test_cancelling_the_waiter_cancels_the_coroutine_too():
     assert cancelled.is_set()
 
 
-async def test_a_coroutine_that_cancels_itself_does_not_cancel_the_waiter():
-    async def give_up():
-        raise asyncio.CancelledError
-
-    with pytest.raises(TimeoutError):
-        await run_until_deadline(give_up(), soon(60))
-
-
-async def test_an_exit_in_a_coroutine_does_not_end_the_loop():
-    async def leave():
-        raise SystemExit(3)
+async def test_an_exit_or_a_cancellation_in_a_coroutine_does_not_end_the_loop_or_the_waiter():
+    async def stop(error):
+        raise error
 
     with pytest.raises(RuntimeError, match=r"it ended with SystemExit\(3\)"):
-        await run_until_deadline(warn_when_blocking(leave(), "it"), soon(60))
+        await run_until_deadline(warn_when_blocking(stop(SystemExit(3)), "it"), soon(60))
+    with pytest.raises(TimeoutError):
+        await run_until_deadline(stop(asyncio.CancelledError()), soon(60))
 
 
-async def test_a_warning_names_a_coroutine_that_blocks_the_loop(caplog):
+async def test_a_warning_names_a_coroutine_that_blocks_the_loop_and_not_one_that_waits(caplog):
+    caplog.set_level(logging.WARNING)
+    await warn_when_blocking(asyncio.sleep(MAX_LOOP_BLOCK_SECONDS * 1.5), "tool 'wait'")
+    assert caplog.text == ""
+
     async def block():
         time.sleep(MAX_LOOP_BLOCK_SECONDS * 1.5)  # noqa: ASYNC251  # blocks the loop on purpose
         await asyncio.sleep(0)
@@ -108,22 +108,6 @@ async def test_a_warning_names_a_coroutine_that_blocks_the_loop(caplog):
     assert await warn_when_blocking(block(), "tool 'dig'") == 42
     assert [record.message.split(" for ")[0] for record in caplog.records] == ["tool 'dig' held the event loop"] * 2
     assert "write it as a plain `def`, or offload the work" in caplog.text
-
-
-async def test_a_coroutine_that_waits_is_not_named(caplog):
-    caplog.set_level(logging.WARNING)
-
-    async def wait():
-        await asyncio.sleep(MAX_LOOP_BLOCK_SECONDS * 1.5)
-
-    await warn_when_blocking(wait(), "tool 'wait'")
-    assert caplog.text == ""
-
-
-async def test_a_timed_coroutine_can_become_a_task_on_every_python_version():
-    timed = warn_when_blocking(asyncio.sleep(0, "slept"), "it")
-    assert inspect.iscoroutine(timed)
-    assert await asyncio.create_task(timed) == "slept"
 
 
 async def test_a_watched_coroutine_may_catch_exceptions():
