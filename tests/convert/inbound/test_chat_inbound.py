@@ -44,19 +44,14 @@ BODY: dict[str, Any] = {
 }
 
 
-def test_messages_become_items() -> None:
+def test_a_body_becomes_a_request() -> None:
     request = chat_inbound.parse_request(BODY)
-    kinds = [item.get("type", item.get("role")) for item in request["input"]]
+    items = request.pop("input")
+    kinds = [item.get("type", item.get("role")) for item in items]
     assert kinds == ["system", "user", "reasoning", "message", "function_call", "function_call_output"]
-    assert request["input"][1]["content"] == [
-        {"type": "input_text", "text": "add"},
-        {"type": "input_image", "image_url": "u", "detail": "auto"},
-    ]
-
-
-def test_parameters_are_renamed_for_responses() -> None:
-    request = chat_inbound.parse_request(BODY)
-    assert {key: value for key, value in request.items() if key != "input"} == {
+    image = {"type": "input_image", "image_url": "u", "detail": "auto"}
+    assert items[1]["content"] == [{"type": "input_text", "text": "add"}, image]
+    assert request == {
         "model": "m",
         "temperature": 0.5,
         "top_k": 20,
@@ -98,14 +93,11 @@ def test_a_body_survives_the_round_trip() -> None:
         ({"metadata": {"extra_body": '{"top_k": 3}'}}, {"metadata": {"extra_body": '{"top_k": 3}'}}),
         ({"stream": True, "stream_options": {"include_usage": True}, "n": 1, "tools": [], "seed": None}, {}),
         ({"functions": [], "function_call": None}, {}),
+        ({"an_engine_may_know_this": 1}, {"an_engine_may_know_this": 1}),
     ],
 )
 def test_each_field_is_translated(body: Item, expected: Item) -> None:
     assert chat_inbound.parse_request({"messages": []} | body) == expected | {"input": []}
-
-
-def test_an_unknown_key_is_kept_for_engines_that_may_know_it() -> None:
-    assert chat_inbound.parse_request({"messages": [], "surprise": 1}) == {"input": [], "surprise": 1}
 
 
 def test_a_key_that_only_responses_has_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -164,33 +156,30 @@ def test_an_assistant_message_becomes_the_items_of_its_turn(message: Item, kinds
     assert [item["type"] for item in chat_inbound.parse_message({"role": "assistant"} | message)] == kinds
 
 
-def test_reasoning_in_the_text_of_history_stays_text() -> None:
-    [item] = chat_inbound.parse_message({"role": "assistant", "content": "<think>2+2</think>4"})
-    assert item["content"] == [{"type": "output_text", "text": "<think>2+2</think>4", "annotations": []}]
-
-
 @pytest.mark.parametrize(
-    "message",
+    ("message", "content"),
     [
-        {"content": None, "refusal": "no"},
-        {"content": [{"type": "refusal", "refusal": "no"}]},
+        (
+            {"role": "assistant", "content": "<think>2+2</think>4"},
+            [{"type": "output_text", "text": "<think>2+2</think>4", "annotations": []}],
+        ),
+        ({"role": "assistant", "content": None, "refusal": "no"}, [{"type": "refusal", "refusal": "no"}]),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            [{"type": "refusal", "refusal": "no"}],
+        ),
+        ({"role": "user"}, ""),
     ],
 )
-def test_a_refusal_in_the_history_stays_a_refusal(message: Item) -> None:
-    [item] = chat_inbound.parse_message({"role": "assistant"} | message)
-    assert item["content"] == [{"type": "refusal", "refusal": "no"}]
-
-
-def test_a_message_without_content_is_empty() -> None:
-    assert chat_inbound.parse_message({"role": "user"}) == [{"role": "user", "content": ""}]
+def test_the_content_of_a_message_is_kept(message: Item, content: object) -> None:
+    [item] = chat_inbound.parse_message(message)
+    assert item["content"] == content
 
 
 def test_a_file_part_is_converted() -> None:
-    part = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA", "filename": "a.pdf"}}
+    part: Item = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA", "filename": "a.pdf"}}
     [item] = chat_inbound.parse_message({"role": "user", "content": [part]})
-    assert item["content"] == [
-        {"type": "input_file", "file_data": "data:application/pdf;base64,AA", "filename": "a.pdf"}
-    ]
+    assert item["content"] == [{"type": "input_file", **part["file"]}]
 
 
 def test_reasoning_is_returned_under_both_names_or_as_requested() -> None:
@@ -207,27 +196,14 @@ def test_reasoning_is_returned_under_both_names_or_as_requested() -> None:
 
 def test_token_ids_are_also_in_the_vllm_fields_on_request() -> None:
     response = responses.build_response([responses.build_message("hi") | TOKENS], model="m")
-    plain, with_ids = (
-        chat_inbound.CHAT_API.build_answer(response, {}),
-        chat_inbound.CHAT_API.build_answer(response, {"return_token_ids": True}),
-    )
+    plain, with_ids = (chat_inbound.CHAT_API.build_answer(response, body) for body in ({}, {"return_token_ids": True}))
     assert TOKENS.items() <= plain["choices"][0]["message"].items()
     assert "prompt_token_ids" not in plain
     assert (with_ids["prompt_token_ids"], with_ids["choices"][0]["token_ids"]) == ([1, 2], [3])
-    chunks = [
-        json.loads(frame[6:])
-        for frame in chat_inbound.CHAT_API.stream_events(with_ids, {})
-        if frame.startswith(b"data: {")
-    ]
+    frames = chat_inbound.CHAT_API.stream_events(with_ids, {})
+    chunks = [json.loads(frame[6:]) for frame in frames if frame.startswith(b"data: {")]
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1, 2], None, None]
     assert chunks[-1]["choices"][0]["token_ids"] == [3]
-
-
-def test_an_incomplete_response_without_a_reason_finishes_with_length() -> None:
-    response = responses.build_response(
-        [responses.build_function_call("add", "{", "c1")], model="m", status="incomplete"
-    )
-    assert chat_inbound.build_completion(response)["choices"][0]["finish_reason"] == "length"
 
 
 def test_token_ids_of_a_message_go_to_the_last_item() -> None:
@@ -261,8 +237,9 @@ def test_a_response_survives_as_a_completion(output: list[Item], finish: str) ->
     assert (completion["choices"][0]["finish_reason"], converted["usage"]) == (finish, response["usage"])
 
 
-@pytest.mark.parametrize("reason", ["max_output_tokens", "content_filter"])
-def test_an_incomplete_response_stays_incomplete(reason: str) -> None:
+@pytest.mark.parametrize("reason", ["max_output_tokens", "content_filter", None])
+def test_an_incomplete_response_stays_incomplete(reason: str | None) -> None:
     response = responses.build_response([responses.build_message("x")], model="m", status="incomplete", reason=reason)
     converted = chat.parse_completion(chat_inbound.build_completion(response), {})
-    assert (converted["status"], converted["incomplete_details"]) == ("incomplete", {"reason": reason})
+    expected = ("incomplete", {"reason": reason or "max_output_tokens"})
+    assert (converted["status"], converted["incomplete_details"]) == expected

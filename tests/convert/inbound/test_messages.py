@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from gymsdk import responses
 from gymsdk.convert import anthropic
 from gymsdk.convert.api import ApiError
-from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.jsonl import dump_json, parse_json
 from gymsdk.responses import build_usage
 from gymsdk.types import Item
@@ -35,28 +34,16 @@ def send_back(message: Item) -> list[Item]:
     return found
 
 
-def test_disabled_thinking_removes_reasoning_but_not_its_tokens() -> None:
-    response = responses.build_response(
-        [responses.build_reasoning("hmm"), CALL, responses.build_reasoning("well") | TOKENS], model="m"
-    )
+@pytest.mark.parametrize("thinking", [None, {"type": "enabled", "budget_tokens": 2048}, {"type": "adaptive"}])
+def test_disabled_thinking_removes_reasoning_but_not_its_tokens(thinking: Item | None) -> None:
+    output = [responses.build_reasoning("hmm"), CALL, responses.build_reasoning("well") | TOKENS]
+    response = responses.build_response(output, model="m")
     message = anthropic.build_answer(response, {"thinking": {"type": "disabled"}})
     [call] = message["content"]
     assert (call["type"], call["generation_token_ids"]) == ("tool_use", [3])
     assert "generation_token_ids" not in response["output"][1]
-
-
-@pytest.mark.parametrize("thinking", [None, {"type": "enabled", "budget_tokens": 2048}, {"type": "adaptive"}])
-def test_reasoning_is_returned_by_default(thinking: Item | None) -> None:
-    message = anthropic.build_answer(
-        responses.build_response([responses.build_reasoning("hmm")], model="m"), {"thinking": thinking}
-    )
-    assert [block["type"] for block in message["content"]] == ["thinking"]
-
-
-def test_fields_for_anthropic_servers_only_are_ignored_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}], "context_management": {"edits": []}, "betas": ["x"]}
-    assert anthropic.parse_request(body).keys() == {"input"}
-    assert not caplog.messages
+    shown = anthropic.build_answer(response, {"thinking": thinking})["content"]
+    assert [block["type"] for block in shown] == ["thinking", "tool_use", "thinking"]
 
 
 def without_new_ids(items: list[Item]) -> list[Item]:
@@ -79,6 +66,7 @@ def test_a_response_becomes_a_message() -> None:
         {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
     ]
     assert message.pop("id").startswith("msg_")
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
     assert message == {
         "type": "message",
         "role": "assistant",
@@ -87,12 +75,7 @@ def test_a_response_becomes_a_message() -> None:
         "stop_reason": "tool_use",
         "stop_sequence": None,
         "stop_details": None,
-        "usage": {
-            "input_tokens": 7,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "output_tokens": 4,
-        },
+        "usage": {"input_tokens": 7, "output_tokens": 4} | cached,
     }
 
 
@@ -106,6 +89,7 @@ def test_a_response_becomes_a_message() -> None:
         ([], {"incomplete_details": {"reason": "max_output_tokens", "message": "too long"}}, "max_tokens"),
         ([responses.build_message("")], {"incomplete_details": {"reason": "content_filter"}}, "refusal"),
         ([REFUSAL], {}, "refusal"),
+        ([responses.build_message("half")], {"status": "incomplete"}, "max_tokens"),
         ([responses.build_message("hi")], {"stop_sequence": "\n"}, "stop_sequence"),
     ],
 )
@@ -120,10 +104,6 @@ def test_cached_input_tokens_are_counted_separately() -> None:
     assert usage["output_tokens_details"] == {"thinking_tokens": 3}
 
 
-def test_usage_is_zero_without_counts() -> None:
-    assert build_message(usage=None)["usage"]["input_tokens"] == 0
-
-
 def test_token_fields_are_on_the_last_block() -> None:
     *_, first, last = build_message(responses.build_message("I add."), responses.build_reasoning("a", "b") | TOKENS)[
         "content"
@@ -132,13 +112,22 @@ def test_token_fields_are_on_the_last_block() -> None:
     assert TOKENS.items() <= last.items()
 
 
-def test_call_arguments_that_are_not_an_object_are_verbatim() -> None:
-    (block,) = build_message(responses.build_function_call("add", '{"a": ', "c"))["content"]
-    assert block["input"] == {"_arguments": '{"a": '}
-
-
-def test_a_refusal_is_text() -> None:
-    assert build_message(REFUSAL)["content"] == [{"type": "text", "text": "No."}]
+@pytest.mark.parametrize(
+    ("item", "content"),
+    [
+        (
+            responses.build_function_call("add", '{"a": ', "c"),
+            [{"type": "tool_use", "id": "c", "name": "add", "input": {"_arguments": '{"a": '}}],
+        ),
+        (REFUSAL, [{"type": "text", "text": "No."}]),
+        ({"type": "web_search_call", "id": "ws_1", "status": "completed"}, []),
+    ],
+)
+def test_refusals_are_text_broken_arguments_are_verbatim_and_other_items_are_left_out(
+    item: Item, content: list[Item]
+) -> None:
+    answer = build_message(item, usage=None)
+    assert (answer["content"], answer["usage"]["input_tokens"]) == (content, 0)
 
 
 def test_an_input_that_the_client_changes_replaces_the_original_arguments() -> None:
@@ -157,10 +146,6 @@ def test_a_client_that_rebuilds_its_blocks_loses_only_spaces_and_ids() -> None:
     thought, call = send_back(message)
     assert thought["summary"] == [{"type": "summary_text", "text": "hmm"}]
     assert (call["call_id"], call["arguments"]) == ("c", '{"a": 1}')
-
-
-def test_items_without_text_or_calls_are_omitted() -> None:
-    assert build_message({"type": "web_search_call", "id": "ws_1", "status": "completed"})["content"] == []
 
 
 UNUSUAL_ARGUMENTS = [
@@ -215,35 +200,20 @@ def test_a_conversation_survives_the_round_trip(output: list[Item], tokens: bool
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("kind", "statuses"),
     [
-        (400, "invalid_request_error"),
-        (401, "authentication_error"),
-        (403, "permission_error"),
-        (404, "not_found_error"),
-        (413, "request_too_large"),
-        (422, "invalid_request_error"),
-        (429, "rate_limit_error"),
-        (500, "api_error"),
-        (502, "api_error"),
-        (503, "overloaded_error"),
-        (504, "timeout_error"),
-        (529, "overloaded_error"),
+        ("invalid_request_error", [400, 422]),
+        ("authentication_error", [401]),
+        ("permission_error", [403]),
+        ("not_found_error", [404]),
+        ("request_too_large", [413]),
+        ("rate_limit_error", [429]),
+        ("api_error", [500, 502]),
+        ("overloaded_error", [503, 529]),
+        ("timeout_error", [504]),
     ],
 )
-def test_errors_have_the_format_of_anthropic(status: int, kind: str) -> None:
-    error = anthropic.MESSAGES_API.build_error(ApiError(status, "The request is invalid.", param="messages"))
-    assert error == {"type": "error", "error": {"type": kind, "message": "The request is invalid."}}
-
-
-def test_a_token_count_has_the_format_of_anthropic() -> None:
-    assert anthropic.format_token_count(7) == {"input_tokens": 7}
-
-
-def test_messages_is_one_of_the_inbound_apis() -> None:
-    assert INBOUND_APIS["messages"] is anthropic.MESSAGES_API
-
-
-def test_an_incomplete_answer_without_a_reason_stops_with_max_tokens() -> None:
-    response = responses.build_response([responses.build_message("half")], model="m", status="incomplete")
-    assert anthropic.build_answer(response, {"model": "m", "messages": []})["stop_reason"] == "max_tokens"
+def test_errors_have_the_format_of_anthropic(kind: str, statuses: list[int]) -> None:
+    for status in statuses:
+        error = anthropic.MESSAGES_API.build_error(ApiError(status, "The request is invalid.", param="messages"))
+        assert error == {"type": "error", "error": {"type": kind, "message": "The request is invalid."}}

@@ -113,16 +113,12 @@ def without_parsing(message: Item) -> Item:
     return message | {"content": [{key: block[key] for key in block if key != "parsed_output"} for block in blocks]}
 
 
-def test_the_sdk_reads_every_block(server: FixedServer, client: Anthropic) -> None:
+def test_the_sdk_reads_every_block_with_and_without_streaming(server: FixedServer, client: Anthropic) -> None:
     server.outcome = OUTPUT
     message = client.messages.create(model="m", max_tokens=9, messages=[USER])
     kinds = [block.type for block in message.content]
     assert kinds == ["thinking", "thinking", "redacted_thinking", "text", "tool_use", "tool_use"]
     assert (message.stop_reason, message.usage.cache_read_input_tokens) == ("tool_use", 6)
-
-
-def test_the_sdk_accumulates_a_stream_to_the_same_message(server: FixedServer, client: Anthropic) -> None:
-    server.outcome = OUTPUT
     folded = stream_message(client)
     assert folded == server.message
 
@@ -182,15 +178,8 @@ def test_the_sdk_raises_its_own_errors(server: FixedServer, client: Anthropic) -
     with pytest.raises(RateLimitError, match=r"Too soon\.") as raised:
         client.messages.create(model="m", max_tokens=9, messages=[USER])
     assert raised.value.body["error"]["details"] == {"error_code": "model_rate_limited"}
-
-
-def test_a_failing_stream_raises_its_error(server: FixedServer, client: Anthropic) -> None:
-    server.outcome = ApiError(503, "It is down.")
-    with (
-        pytest.raises(APIStatusError, match=r"It is down\."),
-        client.messages.stream(model="m", max_tokens=9, messages=[USER]) as stream,
-    ):
-        stream.get_final_message()
+    with pytest.raises(APIStatusError, match=r"Too soon\."):
+        stream_message(client)
 
 
 def test_a_tool_that_only_anthropic_runs_is_rejected(client: Anthropic) -> None:

@@ -24,13 +24,8 @@ HISTORY = [
 
 @pytest.mark.parametrize("input_", ["hi", [], HISTORY])
 def test_a_valid_body_is_the_request_itself(input_: object) -> None:
-    body = {
-        "model": "m",
-        "input": input_,
-        "tools": [{"type": "function", "name": "add"}],
-        "top_k": 3,
-        "reasoning": None,
-    }
+    tools = [{"type": "function", "name": "add"}]
+    body = {"model": "m", "input": input_, "tools": tools, "surprise": 3, "reasoning": None}
     assert RESPONSES_API.parse_request(body | {"stream": True, "stream_options": {}}) == body
 
 
@@ -60,16 +55,10 @@ def test_an_invalid_request_is_rejected(body: Item, param: str) -> None:
     assert caught.value.param == param
 
 
-def test_an_unknown_key_is_kept_for_engines_that_may_know_it() -> None:
-    assert RESPONSES_API.parse_request({"input": "x", "surprise": 1}) == {"input": "x", "surprise": 1}
-
-
 def test_unknown_usage_details_are_zero() -> None:
     usage = RESPONSES_API.build_answer(responses.build_response([], model="m", usage=build_usage(3, 4)), {})["usage"]
-    assert (usage["input_tokens_details"], usage["output_tokens_details"]) == (
-        {"cached_tokens": 0},
-        {"reasoning_tokens": 0},
-    )
+    assert usage["input_tokens_details"] == {"cached_tokens": 0}
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 0}
 
 
 def test_missing_fields_of_a_response_are_filled_in() -> None:
@@ -90,22 +79,21 @@ def test_a_complete_response_is_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("kind", "statuses"),
     [
-        (400, "invalid_request_error"),
-        (401, "authentication_error"),
-        (403, "permission_error"),
-        (404, "not_found_error"),
-        (422, "invalid_request_error"),
-        (429, "rate_limit_error"),
-        (500, "server_error"),
-        (503, "server_error"),
+        ("invalid_request_error", [400, 422]),
+        ("authentication_error", [401]),
+        ("permission_error", [403]),
+        ("not_found_error", [404]),
+        ("rate_limit_error", [429]),
+        ("server_error", [500, 503]),
     ],
 )
 @pytest.mark.parametrize("path", ["responses", "chat/completions"])
-def test_errors_have_the_format_of_openai(path: str, status: int, kind: str) -> None:
-    error = INBOUND_APIS[path].build_error(ApiError(status, "No.", code="c", param="p"))
-    assert error == {"error": {"message": "No.", "type": kind, "param": "p", "code": "c"}}
+def test_errors_have_the_format_of_openai(path: str, kind: str, statuses: list[int]) -> None:
+    for status in statuses:
+        error = INBOUND_APIS[path].build_error(ApiError(status, "No.", code="c", param="p"))
+        assert error == {"error": {"message": "No.", "type": kind, "param": "p", "code": "c"}}
 
 
 @pytest.mark.parametrize("path", INBOUND_APIS)
