@@ -33,15 +33,9 @@ def test_calls_survive_the_round_trip(calls_):
 
 @settings(deadline=None, max_examples=50)
 @given(fragments)
-def test_any_text_is_parsed(text):
+def test_any_text_is_parsed_and_unchanged_without_calls_and_reasoning(text):
     output = parse_output(text)
     assert all(call.name for call in output.calls)
-
-
-@settings(deadline=None, max_examples=50)
-@given(fragments)
-def test_text_without_calls_and_reasoning_is_unchanged(text):
-    output = parse_output(text)
     assert output.calls or output.reasoning or "think>" in text or output.text == text
 
 
@@ -89,21 +83,21 @@ def test_a_tool_call_block_without_a_name_stays_text(text):
     assert (parse_output(text).text, parse_output(text).calls) == (text, [])
 
 
-def test_a_malformed_call_does_not_consume_the_next_call():
-    output = parse_output(
-        '<tool_call>{"name": "f", "arguments": {"a": "b}}</tool_call>\n<tool_call>{"name": "g"}</tool_call>'
-    )
-    assert [call.name for call in output.calls] == ["f", "g"]
-
-
-def test_text_around_calls_is_kept():
-    output = parse_output('First:\n<tool_call>{"name": "f"}\n</tool_call>\nthen <tool_call>{"name": "g"} and after')
-    assert (output.text, len(output.calls)) == ("First:\n\nthen  and after", 2)
-
-
-def test_an_object_without_a_name_next_to_calls_stays_text():
-    output = parse_output('<tool_call>[{"name": "f"}, {"nome": "g"}]</tool_call>')
-    assert (output.text, output.calls) == ('{"nome": "g"}', [ParsedCall("f", "{}")])
+@pytest.mark.parametrize(
+    ("generated", "text", "names"),
+    [
+        ('<tool_call>{"name": "f", "a": {"b}}</tool_call>\n<tool_call>{"name": "g"}</tool_call>', "", ["f", "g"]),
+        (
+            'First:\n<tool_call>{"name": "f"}\n</tool_call>\nthen <tool_call>{"name": "g"} and after',
+            "First:\n\nthen  and after",
+            ["f", "g"],
+        ),
+        ('<tool_call>[{"name": "f"}, {"nome": "g"}]</tool_call>', '{"nome": "g"}', ["f"]),
+    ],
+)
+def test_text_around_calls_is_kept_and_a_malformed_call_does_not_consume_the_next_one(generated, text, names):
+    output = parse_output(generated)
+    assert (output.text, [call.name for call in output.calls]) == (text, names)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +115,8 @@ def test_an_object_without_a_name_next_to_calls_stays_text():
 def test_reasoning_is_separated_from_the_text(generated, reasoning, text):
     output = parse_output(generated)
     assert (output.reasoning, output.text, output.calls) == (reasoning, text, [])
-
-
-def test_reasoning_that_the_prompt_starts_may_contain_a_call():
-    output = parse_output('why <tool_call>{"name": "f"}</tool_call>', thinking=True)
-    assert (output.reasoning, output.calls) == (['why <tool_call>{"name": "f"}</tool_call>'], [])
+    # The prompt may start the reasoning.
+    assert parse_output('why <tool_call>{"name": "f"}', thinking=True).calls == []
 
 
 def test_think_tags_in_call_arguments_are_kept():
@@ -137,15 +128,9 @@ def test_think_tags_in_call_arguments_are_kept():
 
 def test_items_have_the_ids_of_their_turn():
     items = parse_output('<think>a</think>b<tool_call>{"name": "f"}</tool_call>').build_items(turn=3)
-    assert [(item["type"], item["id"]) for item in items] == [
-        ("reasoning", "rs_3_0"),
-        ("message", "msg_3_1"),
-        ("function_call", "fc_3_2"),
-    ]
+    kinds = [("reasoning", "rs_3_0"), ("message", "msg_3_1"), ("function_call", "fc_3_2")]
+    assert [(item["type"], item["id"]) for item in items] == kinds
     assert items[2]["call_id"] == "call_3_2"
-
-
-def test_empty_output_is_an_empty_message():
     [item] = parse_output("").build_items(turn=0)
     assert item["content"][0]["text"] == ""
 
