@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gzip
 import itertools
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
@@ -65,8 +66,14 @@ async def _serve(*answers: bytes) -> AsyncIterator[Server]:
         await client.aclose()
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    run_event_loop(asyncio.wait_for(work, 30))
+def on_event_loop(check: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run the decorated test on the event loop of the commands."""
+
+    @functools.wraps(check)
+    def run(*arguments: Any, **options: Any) -> None:
+        run_event_loop(asyncio.wait_for(check(*arguments, **options), 30))
+
+    return run
 
 
 async def _post(server: Server, **options: Any) -> HttpResponse:
@@ -88,78 +95,58 @@ async def _post(server: Server, **options: Any) -> HttpResponse:
         ),
     ],
 )
-def test_a_response_is_read_however_its_body_is_delimited(answer: bytes, body: bytes) -> None:
-    async def check() -> None:
-        async with _serve(answer) as server:
-            assert (await _post(server)).body == body
-
-    _run(check())
+@on_event_loop
+async def test_a_response_is_read_however_its_body_is_delimited(answer: bytes, body: bytes) -> None:
+    async with _serve(answer) as server:
+        assert (await _post(server)).body == body
 
 
-def test_requests_in_sequence_use_one_connection_and_concurrent_ones_their_own() -> None:
-    async def check() -> None:
-        async with _serve(OK) as server:
-            for _ in range(5):
-                assert (await _post(server)).json() == {}
-            assert server.connections == 1
-            await asyncio.gather(*(_post(server) for _ in range(20)))
-            assert server.connections == 20
+@on_event_loop
+async def test_few_requests_continue_in_one_pass_of_the_event_loop() -> None:
+    loop = asyncio.get_running_loop()
+    responses, ended = connections.ResponseQueue(), 0
 
-    _run(check())
+    def count(_: object) -> None:
+        nonlocal ended
+        ended += 1
+
+    waiters: list[asyncio.Future[connections.RawResponse]] = [loop.create_future() for _ in range(100)]
+    for each in waiters:
+        each.add_done_callback(count)
+        responses.add(each, connections.RawResponse(200, CIMultiDict(), []))
+    per_pass: list[int] = []
+    while ended < len(waiters):
+        before = ended
+        await asyncio.sleep(0)
+        per_pass.append(ended - before)
+    assert max(per_pass) == connections.MAX_RESPONSES_PER_PASS
 
 
-def test_few_requests_continue_in_one_pass_of_the_event_loop() -> None:
-    async def check() -> None:
-        loop = asyncio.get_running_loop()
-        responses, ended = connections.ResponseQueue(), 0
-
-        def count(_: object) -> None:
-            nonlocal ended
-            ended += 1
-
-        waiters: list[asyncio.Future[connections.RawResponse]] = [loop.create_future() for _ in range(100)]
-        for each in waiters:
-            each.add_done_callback(count)
-            responses.add(each, connections.RawResponse(200, CIMultiDict(), []))
-        per_pass: list[int] = []
-        while ended < len(waiters):
-            before = ended
+@on_event_loop
+async def test_few_idle_connections_close_in_one_pass_of_the_event_loop() -> None:
+    async with _serve(OK) as server, connections.ConnectionPool(0.0, 10.0) as pool:
+        target = connections.parse_target(server.url)
+        assert target is not None
+        opened = [await pool.connect(target) for _ in range(40)]
+        for each in opened:
+            pool.release(target, each)
+        before = [len(opened)]
+        while open_ones := sum(each.is_open for each in opened):
+            before.append(open_ones)
             await asyncio.sleep(0)
-            per_pass.append(ended - before)
-        assert max(per_pass) == connections.MAX_RESPONSES_PER_PASS
-
-    _run(check())
+        closed = [first - second for first, second in itertools.pairwise([*before, 0])]
+        assert max(closed) == connections.MAX_CLOSES_PER_PASS
 
 
-def test_few_idle_connections_close_in_one_pass_of_the_event_loop() -> None:
-    async def check() -> None:
-        async with _serve(OK) as server, connections.ConnectionPool(0.0, 10.0) as pool:
-            target = connections.parse_target(server.url)
-            assert target is not None
-            opened = [await pool.connect(target) for _ in range(40)]
-            for each in opened:
-                pool.release(target, each)
-            before = [len(opened)]
-            while open_ones := sum(each.is_open for each in opened):
-                before.append(open_ones)
-                await asyncio.sleep(0)
-            closed = [first - second for first, second in itertools.pairwise([*before, 0])]
-            assert max(closed) == connections.MAX_CLOSES_PER_PASS
-
-    _run(check())
-
-
-def test_a_request_has_the_headers_of_the_caller_and_the_trace() -> None:
-    async def check() -> None:
-        async with _serve(OK) as server:
-            await _post(server, headers={"X-One": "ä"})
-            [request] = server.requests
-            lines = request.decode().split("\r\n")
-            assert lines[0] == "POST /v1/responses HTTP/1.1"
-            assert {"X-One: ä", "Content-Type: application/json", "Accept-Encoding: gzip, deflate"} <= set(lines)
-            assert lines[-1] == '{"a":1}'
-
-    _run(check())
+@on_event_loop
+async def test_a_request_has_the_headers_of_the_caller_and_the_trace() -> None:
+    async with _serve(OK) as server:
+        await _post(server, headers={"X-One": "ä"})
+        [request] = server.requests
+        lines = request.decode().split("\r\n")
+        assert lines[0] == "POST /v1/responses HTTP/1.1"
+        assert {"X-One: ä", "Content-Type: application/json", "Accept-Encoding: gzip, deflate"} <= set(lines)
+        assert lines[-1] == '{"a":1}'
 
 
 @pytest.mark.parametrize(
@@ -170,17 +157,15 @@ def test_a_request_has_the_headers_of_the_caller_and_the_trace() -> None:
         ({"": "x"}, "empty"),
     ],
 )
-def test_an_invalid_header_is_not_sent(headers: dict[str, str], message: str) -> None:
-    async def check() -> None:
-        async with _serve(OK) as server:
-            with pytest.raises(Failed, match=message):
-                await _post(server, headers=headers)
-            # aiohttp sends this one.
-            with pytest.raises(Failed, match=message):
-                await client.get(server.url, headers=headers, retry=client.DEFAULT_RETRY)
-            assert not server.requests
-
-    _run(check())
+@on_event_loop
+async def test_an_invalid_header_is_not_sent(headers: dict[str, str], message: str) -> None:
+    async with _serve(OK) as server:
+        with pytest.raises(Failed, match=message):
+            await _post(server, headers=headers)
+        # aiohttp sends this one.
+        with pytest.raises(Failed, match=message):
+            await client.get(server.url, headers=headers, retry=client.DEFAULT_RETRY)
+        assert not server.requests
 
 
 @pytest.mark.parametrize(
@@ -196,74 +181,61 @@ def test_an_invalid_header_is_not_sent(headers: dict[str, str], message: str) ->
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "the response is not HTTP"),
     ],
 )
-def test_a_broken_response_fails_the_request_and_its_connection(answer: bytes, message: str) -> None:
-    async def check() -> None:
-        async with _serve(answer, OK) as server:
-            with pytest.raises(Failed, match=message):
-                await _post(server)
-            assert (await _post(server)).json() == {}
-            assert server.connections == 2
-
-    _run(check())
+@on_event_loop
+async def test_a_broken_response_fails_the_request_and_its_connection(answer: bytes, message: str) -> None:
+    async with _serve(answer, OK) as server:
+        with pytest.raises(Failed, match=message):
+            await _post(server)
+        assert (await _post(server)).json() == {}
+        assert server.connections == 2
 
 
-def test_a_response_beyond_the_limit_closes_its_connection() -> None:
-    async def check() -> None:
-        async with _serve(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n" + b"1" * 5000, OK) as server:
-            with pytest.raises(Failed) as caught:
-                await _post(server, max_answer_bytes=1000)
-            assert caught.value.kind == "model_answer_too_large"
-            assert (await _post(server)).json() == {}
-            assert server.connections == 2
-
-    _run(check())
-
-
-def test_a_long_error_response_is_truncated() -> None:
-    async def check() -> None:
-        endless = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 1000000000\r\n\r\n" + b"x" * (2 * 2**20)
-        async with _serve(endless, OK) as server:
-            response = await _post(server)
-            assert (response.status, len(response.body)) == (400, client.MAX_ERROR_BODY_BYTES)
-            assert (await _post(server)).json() == {}
-
-    _run(check())
+@on_event_loop
+async def test_a_response_beyond_the_limit_closes_its_connection() -> None:
+    large = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n" + b"1" * 5000
+    async with _serve(large, large.replace(b"200 OK", b"400 No") + b"x" * (2 * 2**20), OK) as server:
+        with pytest.raises(Failed) as caught:
+            await _post(server, max_answer_bytes=1000)
+        assert caught.value.kind == "model_answer_too_large"
+        # The beginning of an error response is kept.
+        response = await _post(server)
+        assert (response.status, len(response.body)) == (400, client.MAX_ERROR_BODY_BYTES)
+        assert (await _post(server)).json() == {}
+        assert server.connections == 3
 
 
-def test_data_that_nothing_asked_for_is_never_taken_for_a_response() -> None:
-    async def check() -> None:
-        async with _serve(OK + OK.replace(b"{}", b"[]"), OK) as server:
-            assert (await _post(server)).json() == {}
-            await asyncio.sleep(0.1)
-            assert (await _post(server)).json() == {}
-            assert server.connections == 2
-
-    _run(check())
+@on_event_loop
+async def test_data_that_nothing_asked_for_is_never_taken_for_a_response() -> None:
+    async with _serve(OK + OK.replace(b"{}", b"[]"), OK) as server:
+        assert (await _post(server)).json() == {}
+        await asyncio.sleep(0.1)
+        assert (await _post(server)).json() == {}
+        assert server.connections == 2
 
 
-def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_event_loop
+async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "IDLE_CONNECTION_SECONDS", 0.05)
     monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
 
-    async def check() -> None:
-        async with _serve(OK) as server:
-            await asyncio.gather(*(_post(server) for _ in range(10)))
-            await server.is_unused.wait()
-            assert server.connections == 10
-
-    _run(check())
+    async with _serve(OK) as server:
+        await asyncio.gather(*(_post(server) for _ in range(10)))
+        await server.is_unused.wait()
+        assert server.connections == 10
 
 
-def test_all_idle_connections_can_be_closed_and_others_opened() -> None:
-    async def check() -> None:
-        async with _serve(OK) as server:
-            await asyncio.gather(*(_post(server) for _ in range(10)))
-            await client.close_idle_connections()
-            await server.is_unused.wait()
+@on_event_loop
+async def test_connections_are_reused_and_all_idle_ones_can_be_closed() -> None:
+    async with _serve(OK) as server:
+        for _ in range(5):
             assert (await _post(server)).json() == {}
-            assert server.connections == 11
-
-    _run(check())
+        assert server.connections == 1
+        await asyncio.gather(*(_post(server) for _ in range(20)))
+        assert server.connections == 20
+        await client.close_idle_connections()
+        await server.is_unused.wait()
+        assert (await _post(server)).json() == {}
+        assert server.connections == 21
 
 
 def test_a_host_name_is_resolved_once_for_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,31 +259,31 @@ def test_a_host_name_is_resolved_once_for_many_connections(monkeypatch: pytest.M
     asyncio.run(asyncio.wait_for(check(), 30))
 
 
-def test_the_next_address_of_a_host_is_tried_if_one_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        async with _serve(OK) as server:
-            port = int(server.url.partition("127.0.0.1:")[2].partition("/")[0])
-            with socket.create_server(("127.0.0.2", port), backlog=0) as silent, ExitStack() as others:
-                for _ in range(2):
-                    # The queue of the server is full afterwards, so the system ignores further connections.
-                    waiting = others.enter_context(socket.socket())
-                    waiting.setblocking(False)
-                    waiting.connect_ex(silent.getsockname())
-                addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in HOSTS]
+@on_event_loop
+async def test_the_next_address_of_a_host_is_tried_if_one_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _serve(OK) as server:
+        port = int(server.url.partition("127.0.0.1:")[2].partition("/")[0])
+        with socket.create_server(("127.0.0.2", port), backlog=0) as silent, ExitStack() as others:
+            for _ in range(2):
+                # The queue of the server is full afterwards, so the system ignores further connections.
+                waiting = others.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(silent.getsockname())
+            addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in HOSTS]
 
-                async def look_up(_: connections.ConnectionPool, key: object) -> list[connections.AddressInfo]:
-                    return addresses
+            async def look_up(_: connections.ConnectionPool, key: object) -> list[connections.AddressInfo]:
+                return addresses
 
-                monkeypatch.setattr(connections.ConnectionPool, "_look_up", look_up)
-                server.url = server.url.replace("127.0.0.1", "model.test")
-                assert (await _post(server, timeout=5)).json() == {}
-                assert b"Host: model.test:" in server.requests[0]
-
-    _run(check())
+            monkeypatch.setattr(connections.ConnectionPool, "_look_up", look_up)
+            server.url = server.url.replace("127.0.0.1", "model.test")
+            assert (await _post(server, timeout=5)).json() == {}
+            assert b"Host: model.test:" in server.requests[0]
 
 
-def test_a_connection_with_an_unsent_request_is_not_used_again() -> None:
+@on_event_loop
+async def test_a_connection_with_an_unsent_request_is_not_used_again() -> None:
     """The server answers before it has read the body, and does not read the rest."""
+    connections: list[asyncio.StreamWriter] = []
 
     async def answer_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)
@@ -319,34 +291,22 @@ def test_a_connection_with_an_unsent_request_is_not_used_again() -> None:
             writer.write(OK)
             await asyncio.sleep(60 if len(connections) == 1 else 0)
 
-    async def check() -> None:
-        server = await asyncio.start_server(answer_early, "127.0.0.1", 0, limit=2**12)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        async with server:
-            large = await client.post(url, {"text": "x" * 60_000_000}, timeout=30, retry=client.NO_RETRY)
-            small = await client.post(url, {}, timeout=30, retry=client.NO_RETRY)
-            assert (large.status, small.status, len(connections)) == (200, 200, 2)
-            for each in connections:
-                each.transport.abort()
-        await client.aclose()
-
-    connections: list[asyncio.StreamWriter] = []
-    _run(check())
+    server = await asyncio.start_server(answer_early, "127.0.0.1", 0, limit=2**12)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with server:
+        large = await client.post(url, {"text": "x" * 60_000_000}, timeout=30, retry=client.NO_RETRY)
+        small = await client.post(url, {}, timeout=30, retry=client.NO_RETRY)
+        assert (large.status, small.status, len(connections)) == (200, 200, 2)
+        for writer in connections:
+            writer.transport.abort()
+    await client.aclose()
 
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "https://host/v1",
-        "http://user:word@host/v1",
-        "http://host/v1?key=1",
-        "http://host/a/../v1",
-        "http://host/a b",
-        "http://host/a%2fb",
-        "http://höst/v1",
-        "http://host:99999/v1",
-        "http://host/v1\r\nX-One: 1",
-    ],
+    ["https://host/v1", "http://user:word@host/v1", "http://host:99999/v1", "http://host/v1\r\nX-One: 1"]
+    + [f"http://host/{path}" for path in ("v1?key=1", "a/../v1", "a b", "a%2fb")]
+    + ["http://höst/v1"],
 )
 def test_unusual_urls_are_left_to_aiohttp(url: str) -> None:
     assert connections.parse_target(url) is None

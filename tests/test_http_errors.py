@@ -19,6 +19,7 @@ ONCE = client.Retry(times=0)
 async def failure(url: str) -> str:
     with pytest.raises(Failed) as caught:
         await client.get(url, retry=ONCE, timeout=5)
+    assert (caught.value.kind, caught.value.retryable) == ("model_unreachable", True)
     return str(caught.value)
 
 

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 import uvloop
+from servers.test_tls import OPENSSL, issue_certificate
 
 from gymsdk.sockets import Acceptor
-
-OPENSSL = shutil.which("openssl")
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl here that could make a certificate")
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
-    folder = tmp_path_factory.mktemp("certificate")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    arguments = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    arguments += ["-subj", "/CN=localhost", "-keyout", key, "-out", certificate]
-    subprocess.run([OPENSSL or "", *arguments], check=True, capture_output=True)
+    tls = issue_certificate(tmp_path_factory.mktemp("certificate"), "DNS:localhost")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(tls.certificate, tls.key)
     return context
 
 
