@@ -4,12 +4,13 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from gymsdk import offload
-from gymsdk.errors import UsageError
+from gymsdk.errors import Failed, Unscorable, UsageError
 from gymsdk.workers.offload import InlineExecutor, get_executor, get_worker_count, use_executor
 from gymsdk.workers.processes import ProcessExecutor
 
@@ -53,27 +54,21 @@ def chosen(local: ProcessExecutor) -> Iterator[ProcessExecutor]:
         yield local
 
 
-async def test_a_call_runs_in_another_process_and_returns_its_value() -> None:
+async def test_a_call_runs_in_another_process_and_returns_its_value(local: ProcessExecutor) -> None:
+    assert get_executor() is local
     assert await process_id() != os.getpid()
     assert await echo({"a": 1}, twice=True) == [{"a": 1}, {"a": 1}]
-
-
-async def test_the_wrapped_function_runs_in_this_process() -> None:
-    assert process_id.__wrapped__() == os.getpid()
+    assert await renamed(3) == 3, "a function is found under another name"
+    # A call inside a worker runs there, and the wrapped function in this process.
+    outer, inner = await twice_nested()
+    assert outer == inner != os.getpid() == process_id.__wrapped__()
+    with use_executor(InlineExecutor()):
+        assert await process_id() == os.getpid()
 
 
 def test_an_offloaded_function_keeps_its_name_and_signature() -> None:
     assert inspect.iscoroutinefunction(echo)
     assert str(inspect.signature(echo)) == "(value: 'object', *, twice: 'bool' = False) -> 'object'"
-
-
-async def test_an_offloaded_call_inside_a_worker_runs_there() -> None:
-    outer, inner = await twice_nested()
-    assert outer == inner != os.getpid()
-
-
-async def test_a_function_is_found_under_another_name() -> None:
-    assert await renamed(3) == 3
 
 
 def test_several_loops_one_after_another_share_the_workers(local: ProcessExecutor) -> None:
@@ -98,21 +93,12 @@ def test_loops_in_several_threads_share_the_workers(local: ProcessExecutor) -> N
     assert results == [list(range(30))] * 3
 
 
-async def test_inline_runs_the_function_in_this_process() -> None:
-    with use_executor(InlineExecutor()):
-        assert await process_id() == os.getpid()
-
-
 def test_zero_workers_mean_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_WORKERS", "0")
     assert get_worker_count() == 0
     monkeypatch.setenv("GYMSDK_WORKERS", "many")
     with pytest.raises(UsageError, match="GYMSDK_WORKERS is 'many'; set it to a number"):
         get_worker_count()
-
-
-def test_the_chosen_executor_is_the_one_used(local: ProcessExecutor) -> None:
-    assert get_executor() is local
 
 
 class Holder:
@@ -153,3 +139,103 @@ def test_offload_without_parentheses_raises_with_the_correct_form():
 
     with pytest.raises(TypeError, match=r"write `@offload\(\)` with parentheses"):
         offload(grade)
+
+
+class Unreadable(Exception):
+    """An exception that does not survive a pipe."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.held = threading.Lock()
+
+
+@offload()
+def divide(number: int) -> float:
+    return number / 0
+
+
+@offload()
+def fail(kind: str) -> None:
+    raise {
+        "failed": Failed("the gold answer is unreadable", kind="gold"),
+        "unscorable": Unscorable("no verdict", kind="gold", retryable=True),
+        "missing": FileNotFoundError(2, "No such file", "gold.json"),
+        "stop": StopIteration("over"),
+        "exit": SystemExit(3),
+        "cancelled": asyncio.CancelledError(),
+        "unreadable": Unreadable("locked"),
+    }[kind]
+
+
+@offload()
+def generator() -> object:
+    return (number for number in range(3))
+
+
+@offload()
+def descend() -> int:
+    return descend.__wrapped__() + 1
+
+
+@pytest.mark.slow
+async def test_an_exception_is_raised_as_itself_with_the_workers_traceback() -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        await divide(1)
+    assert "in divide" in raised.value.__notes__[0]
+
+
+@pytest.mark.slow
+async def test_an_exception_keeps_what_it_carries() -> None:
+    with pytest.raises(Failed, match="gold answer") as failed:
+        await fail("failed")
+    assert failed.value.kind == "gold"
+    with pytest.raises(Unscorable, match="no verdict") as unscorable:
+        await fail("unscorable")
+    assert (unscorable.value.kind, unscorable.value.retryable) == ("gold", True)
+    with pytest.raises(FileNotFoundError) as missing:
+        await fail("missing")
+    assert missing.value.filename == "gold.json"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (generator, Failed, "generator returned a generator, which cannot be pickled"),
+        (lambda: echo(threading.Lock()), Failed, r"echo uses an object that cannot be sent to a worker .*lock"),
+        (lambda: fail("exit"), Failed, "fail ended with SystemExit"),
+        (lambda: fail("cancelled"), Failed, "fail ended with CancelledError"),
+        (
+            lambda: fail("unreadable"),
+            Failed,
+            r"(?s)fail raised an exception that cannot be pickled.*Unreadable: locked",
+        ),
+        (lambda: fail("stop"), RuntimeError, "StopIteration"),
+    ],
+    ids=["value", "argument", "exit", "cancelled", "exception", "stop iteration"],
+)
+async def test_what_cannot_be_sent_or_raised_is_described(
+    call: Callable[[], Awaitable[object]], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        await call()
+
+
+async def test_endless_recursion_is_an_exception_like_any_other() -> None:
+    before = await process_id()
+    with pytest.raises(RecursionError):
+        await descend()
+    assert await process_id() == before
+
+
+async def test_a_module_that_cannot_be_imported_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    module = folder / "shortlived.py"
+    module.write_text("from gymsdk import offload\n\n\n@offload()\ndef grade():\n    return 1\n")
+    monkeypatch.syspath_prepend(str(folder))
+    import shortlived  # type: ignore[import-not-found]  # written three lines above
+
+    module.unlink()
+    monkeypatch.undo()
+    with pytest.raises(ModuleNotFoundError, match="shortlived"):
+        await shortlived.grade()

@@ -29,34 +29,19 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_call_returns_the_result_of_a_function_in_another_thread() -> None:
-    assert await ThreadPool().run(threading.get_ident) != threading.get_ident()
-
-
-async def test_an_exception_of_the_function_is_raised() -> None:
-    with pytest.raises(ZeroDivisionError):
-        await ThreadPool().run(lambda: 1 // 0)
-
-
-async def test_stop_iteration_of_the_function_is_an_error_and_not_a_hang() -> None:
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        await ThreadPool().run(next, iter(()))
-
-
-async def test_a_function_that_exits_fails_its_call_and_not_the_host() -> None:
-    with pytest.raises(Failed, match="exit ended with SystemExit") as failure:
-        await ThreadPool().run(sys.exit)
-    assert failure.value.kind == "exit"
-
-
-async def test_the_function_sees_the_callers_context() -> None:
-    asked.set("somebody")
-    assert await ThreadPool().run(asked.get) == "somebody"
-
-
-async def test_an_idle_thread_is_used_again() -> None:
+async def test_a_call_ends_as_the_function_does_in_another_thread_with_the_context_of_the_caller() -> None:
     threads = ThreadPool()
-    assert len({await threads.run(threading.get_ident) for _ in range(20)}) == 1
+    asked.set("somebody")
+    assert await threads.run(asked.get) == "somebody"
+    [used] = {await threads.run(threading.get_ident) for _ in range(20)}
+    assert used != threading.get_ident()
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda: 1 // 0)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await threads.run(next, iter(()))
+    with pytest.raises(Failed, match="exit ended with SystemExit") as failure:
+        await threads.run(sys.exit)
+    assert failure.value.kind == "exit"
 
 
 async def test_no_more_than_the_limit_run_at_once() -> None:
@@ -75,19 +60,15 @@ async def test_no_more_than_the_limit_run_at_once() -> None:
     assert max(most) <= 3
 
 
-async def test_a_call_past_its_deadline_is_abandoned_by_name(door: threading.Event) -> None:
+async def test_a_call_past_its_deadline_or_cancelled_is_abandoned_by_name(door: threading.Event) -> None:
     threads = ThreadPool()
     with pytest.raises(TimeoutError, match=r"Event.wait has not returned after 0.05 s"):
         await threads.run(door.wait, timeout=0.05)
     assert threads.hung == 1
-
-
-async def test_a_cancelled_call_is_abandoned(door: threading.Event) -> None:
-    threads = ThreadPool()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await threads.run(door.wait)
-    assert threads.hung == 1
+    assert threads.hung == 2
 
 
 async def test_six_hung_calls_do_not_starve_the_seventh(door: threading.Event) -> None:
@@ -141,11 +122,6 @@ async def test_a_permit_for_a_cancelled_waiter_goes_to_the_next() -> None:
         await permits.acquire()
 
 
-def test_one_set_of_threads_serves_several_loops_one_after_another() -> None:
-    threads = ThreadPool(1)
-    assert [asyncio.run(threads.run(len, "x" * size)) for size in range(3)] == [0, 1, 2]
-
-
 def test_loops_in_several_threads_share_the_limit() -> None:
     threads = ThreadPool(1)
     results: list[int] = []
@@ -162,6 +138,8 @@ def test_loops_in_several_threads_share_the_limit() -> None:
     for player in players:
         player.join(30)
     assert results == [4] * 150
+    # The threads serve several loops one after another, too.
+    assert [asyncio.run(threads.run(len, "x" * size)) for size in range(3)] == [0, 1, 2]
 
 
 def test_a_process_with_a_hung_thread_exits_at_once() -> None:
