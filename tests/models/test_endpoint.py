@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import copy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import chain, repeat
@@ -85,9 +85,8 @@ async def test_a_response_has_every_field(provider: str, api: Api) -> None:
 @BOTH
 async def test_reasoning_text_and_parallel_calls_arrive_as_items(api: Api) -> None:
     other = wire.build_function_call("add", '{"a":2}', "c2")
-    async with serve_model(
-        FixedModel(wire.build_reasoning("hmm"), wire.build_message("I add."), CALL, other), api=api
-    ) as policy:
+    items = wire.build_reasoning("hmm"), wire.build_message("I add."), CALL, other
+    async with serve_model(FixedModel(*items), api=api) as policy:
         response = await policy.respond({"input": "hi", "tools": [TOOL]})
     assert types(response) == ["reasoning", "message", "function_call", "function_call"]
     assert [(item["call_id"], item["arguments"]) for item in response["output"][2:]] == [
@@ -138,28 +137,9 @@ async def test_a_slow_model_is_a_timeout() -> None:
     assert caught.value.kind == "model_timeout"
 
 
-OVERFLOWS = [
-    "The input (61709 tokens) is longer than the model's context length (40960 tokens).",
-    "Requested token count exceeds the model's maximum context length of 202752 tokens. You requested a total",
-    "Input length (160062 tokens) exceeds the maximum allowed length (59862 tokens).",
-    "request (4390 tokens) exceeds the available context size (4096 tokens), try increasing it",
-    "The input token count (9000) exceeds the maximum number of tokens allowed (4096).",
-    "Input is too long for requested model.",
-    "This model's maximum prompt length is 131072 but the request contains 150000 tokens.",
-    "'max_tokens' is too large: 512. This model's maximum context length is 4096 tokens and your request has",
-    "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
-    "The decoder prompt (length 9) is longer than the maximum model length of 8.",
-    "max_tokens must be at least 1, got -27.",
-    "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)",
-    "Your input exceeds the context window of this model.",
-    "the request exceeds the available context size, try increasing it",
-    "prompt is too long: 208310 tokens > 200000 maximum",
-]
-
-
 @BOTH
-@pytest.mark.parametrize("message", OVERFLOWS)
-async def test_a_prompt_that_exceeds_the_context_gives_an_incomplete_response(api: Api, message: str) -> None:
+async def test_a_prompt_that_exceeds_the_context_gives_an_incomplete_response(api: Api) -> None:
+    message = "The input (61709 tokens) is longer than the model's context length (40960 tokens)."
     async with serve_answers((400, {"error": {"message": message}})) as (url, bodies):
         response = await model("vllm/m", base_url=url, api=api).respond({"input": "hi"})
     assert (response["status"], response["output"], len(bodies)) == ("incomplete", [], 1)
@@ -168,34 +148,19 @@ async def test_a_prompt_that_exceeds_the_context_gives_an_incomplete_response(ap
 
 
 @BOTH
-async def test_a_request_for_no_tokens_is_refused(api: Api) -> None:
-    async with serve_answers((200, {})) as (url, bodies):
-        with pytest.raises(Failed, match="must be at least 1") as caught:
-            await model("vllm/m", base_url=url, api=api).respond({"input": "hi", "max_output_tokens": 0})
-    assert (caught.value.kind, bodies) == ("model_bad_request", [])
-
-
-@BOTH
-async def test_a_refused_negative_limit_is_no_full_context(api: Api) -> None:
+async def test_a_request_for_no_tokens_is_refused_and_no_full_context(api: Api) -> None:
     message = "max_tokens must be at least 1, got -1. (parameter=max_tokens, value=-1)"
-    async with serve_answers((400, {"error": {"message": message}})) as (url, _):
-        with pytest.raises(Failed, match="must be at least 1") as caught:
-            await model("vllm/m", base_url=url, api=api).respond({"input": "hi", "max_output_tokens": -1})
-    assert caught.value.kind == "model_bad_request"
+    async with serve_answers((400, {"error": {"message": message}})) as (url, bodies):
+        for limit, count in ((0, 0), (-1, 1)):
+            with pytest.raises(Failed, match="must be at least 1") as caught:
+                await model("vllm/m", base_url=url, api=api).respond({"input": "hi", "max_output_tokens": limit})
+            assert (caught.value.kind, len(bodies)) == ("model_bad_request", count)
 
 
 @pytest.mark.parametrize(
     ("status", "message"),
     [
         (400, "Unsupported parameter: 'max_tokens' is not supported with this model."),
-        (
-            400,
-            "'max_tokens' is too large: 9000. This model's maximum context length is 4096 tokens and your request",
-        ),
-        (
-            400,
-            "maximum context length is 4096 tokens. However, you requested 5005 (5 + 5000 in the completion)",
-        ),
         (400, "This model's maximum context length is 4096 tokens. However, you requested 5000 output tokens"),
         (500, "maximum context length"),
     ],
@@ -253,12 +218,6 @@ async def test_the_key_is_sent_and_never_shown() -> None:
     assert KEY not in f"{caught.value}{caught.value!r}{policy!r}{vars(policy)}"
 
 
-async def test_without_a_key_no_authorization_is_sent() -> None:
-    async with serve_answers((200, completion({"content": "x"}))) as (url, bodies):
-        await model("vllm/m", base_url=url).respond({"input": "hi"})
-    assert bodies[0]["key"] is None
-
-
 @pytest.mark.parametrize("answer", [{}, [], {"choices": []}, {"error": {"message": "overloaded"}}])
 @BOTH
 async def test_a_response_of_another_shape_is_a_bad_answer(answer: object, api: Api) -> None:
@@ -268,33 +227,28 @@ async def test_a_response_of_another_shape_is_a_bad_answer(answer: object, api: 
     assert caught.value.kind == "model_bad_answer"
 
 
-async def send(name: str, request: Item, **options: object) -> Item:
+@pytest.mark.parametrize(
+    ("name", "request_", "sent"),
+    [
+        ("endpoint/a/b", {"temperature": None}, {"model": "a/b"}),
+        ("vllm/Qwen/Qwen3-4B", {"top_p": 0.9, "temperature": None}, {"model": "Qwen/Qwen3-4B", "top_p": 0.9}),
+        ("vllm/m", {"top_logprobs": None}, {"model": "m"}),
+        ("vllm/m", {"top_logprobs": 0}, {"model": "m", "top_logprobs": 0}),
+        (
+            "vllm/m",
+            {"metadata": {"extra_body": '{"top_k": 20, "return_token_ids": true}'}},
+            {"model": "m", "top_k": 20, "return_token_ids": True},
+        ),
+    ],
+)
+async def test_a_body_has_only_the_fields_of_the_request_and_no_key(name: str, request_: Item, sent: Item) -> None:
+    request = {"input": "hi"} | request_
+    before = copy.deepcopy(request)
     async with serve_answers((200, completion({"content": "x"}))) as (url, bodies):
-        await model(name, base_url=url, **options).respond(request)
-    return {key: value for key, value in bodies[0].items() if key not in {"key", "messages"}}
-
-
-async def test_an_endpoint_receives_only_the_fields_of_the_request() -> None:
-    assert await send("endpoint/a/b", {"input": "hi", "temperature": None}) == {"model": "a/b"}
-
-
-async def test_vllm_uses_its_own_sampling_defaults() -> None:
-    assert await send("vllm/Qwen/Qwen3-4B", {"input": "hi", "top_p": 0.9, "temperature": None}) == {
-        "model": "Qwen/Qwen3-4B",
-        "top_p": 0.9,
-    }
-
-
-@pytest.mark.parametrize("top_logprobs", [None, 0])
-async def test_top_logprobs_is_never_null(top_logprobs: int | None) -> None:
-    body = await send("vllm/m", {"input": "hi", "top_logprobs": top_logprobs})
-    assert body.get("top_logprobs", "absent") == ("absent" if top_logprobs is None else 0)
-
-
-async def test_vllm_parameters_are_sent_from_the_metadata() -> None:
-    extra = {"top_k": 20, "return_token_ids": True}
-    body = await send("vllm/m", {"input": "hi", "metadata": {"extra_body": json.dumps(extra)}})
-    assert body == {"model": "m"} | extra
+        await model(name, base_url=url).respond(request)
+    assert request == before
+    assert bodies[0].pop("key") is None
+    assert {key: value for key, value in bodies[0].items() if key != "messages"} == sent
 
 
 async def test_reasoning_is_sent_back_in_the_configured_form() -> None:
@@ -322,13 +276,6 @@ async def test_two_hundred_concurrent_calls_succeed(api: Api) -> None:
     assert len({call.result()["id"] for call in calls}) == 200
 
 
-async def test_the_request_is_not_changed() -> None:
-    request = {"input": "hi", "temperature": None}
-    async with serve_model(FixedModel(), "vllm/stub") as policy:
-        await policy.respond(request)
-    assert request == {"input": "hi", "temperature": None}
-
-
 def test_a_model_works_in_several_event_loops() -> None:
     built: list[Model] = []
 
@@ -342,32 +289,18 @@ def test_a_model_works_in_several_event_loops() -> None:
 
 
 async def test_sampling_in_extra_body_is_not_overridden() -> None:
-    bodies: list[dict[str, object]] = []
-
-    async def completions(request: web.Request) -> web.Response:
-        bodies.append(await request.json())
-        choice = {"index": 0, "message": {"role": "assistant", "content": "4"}, "finish_reason": "stop"}
-        return web.json_response({"choices": [choice]})
-
-    application = web.Application()
-    application.router.add_post("/v1/chat/completions", completions)
-    async with serve(application) as url:
+    async with serve_answers((200, completion({"content": "4"}))) as (url, bodies):
         policy = model("vllm/m", base_url=url, extra_body={"temperature": 0.3})
         first = await policy.respond({"input": "hi", "top_p": 0.5})
         await policy.respond({"input": "hi", "metadata": {"extra_body": '{"temperature": 0.7}'}})
-    assert [(each["temperature"], each.get("top_p")) for each in bodies] == [(0.3, 0.5), (0.7, None)]
+    assert [(body["temperature"], body.get("top_p")) for body in bodies] == [(0.3, 0.5), (0.7, None)]
     assert (first.get("temperature"), first["top_p"]) == (None, 0.5)
 
 
 @pytest.mark.parametrize("status", ["cancelled", "queued", "in_progress", "failed"])
 async def test_an_abandoned_response_is_a_failure(status: str) -> None:
-    async def responses(_: web.Request) -> web.Response:
-        message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "The ans"}]}
-        return web.json_response({"object": "response", "status": status, "output": [message]})
-
-    application = web.Application()
-    application.router.add_post("/v1/responses", responses)
-    async with serve(application) as url:
+    answer = {"object": "response", "status": status, "output": [wire.build_message("The ans")]}
+    async with serve_answers((200, answer)) as (url, _):
         policy = model("vllm/m", base_url=url, api="responses", retries=0)
         with pytest.raises(Failed) as caught:
             await policy.respond({"input": "hi"})
@@ -375,12 +308,6 @@ async def test_an_abandoned_response_is_a_failure(status: str) -> None:
 
 
 async def test_half_a_surrogate_pair_is_read() -> None:
-    async def completions(_: web.Request) -> web.Response:
-        body = b'{"choices": [{"message": {"role": "assistant", "content": "a\\ud83d b"}, "finish_reason": "stop"}]}'
-        return web.Response(body=body, content_type="application/json")
-
-    application = web.Application()
-    application.router.add_post("/v1/chat/completions", completions)
-    async with serve(application) as url:
+    async with serve_answers((200, completion({"role": "assistant", "content": "a\ud83d b"}))) as (url, _):
         response = await model("endpoint/m", base_url=url).respond({"input": "hi"})
     assert response["output"][0]["content"][0]["text"] == "a\ud83d b"
