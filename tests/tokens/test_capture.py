@@ -20,7 +20,8 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, UnprocessableEntityError
 from servers.app_helpers import serve_app
 
@@ -29,7 +30,7 @@ from gymsdk.errors import Failed, UsageError
 from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, TokenInterface
 from gymsdk.servers import model as model_server
 from gymsdk.servers.capture import TokenCapturingModel
-from gymsdk.tokens.capture import Lineage, TokenCaptureFolder, build_entry, compute_token_digest
+from gymsdk.tokens.capture import Lineage, TokenCaptureFolder, build_entry
 from gymsdk.types import Episode, Item
 
 from .conversations import TOOLS, Turn, TurnPolicy, conversations
@@ -149,27 +150,27 @@ async def test_an_agent_without_token_ids_continues_on_exact_tokens(tmp_path: Pa
     assert not [path for path in (tmp_path / "other").iterdir() if "tokens" in path.name]
 
 
+EMPTY_REPLY = [Turn("hm", "first", (), [""]), Turn("hm", "", (), ["go on"]), Turn("", "last", (), ["end"])]
+"""An empty reply to an empty message has the text of the call before."""
+
+EXAMPLES = [{"role": "assistant", "content": "2"}, {"role": "user", "content": "2 + 2"}]
+
+
 @settings(deadline=None, max_examples=15)
-@given(turns=conversations)
+@given(turns=conversations, after=st.sampled_from([[], EXAMPLES]))
+@example(turns=EMPTY_REPLY, after=[])
+@example(turns=TURNS[:3], after=EXAMPLES)
 async def test_any_conversation_continues_on_exact_tokens(
-    tmp_path_factory: pytest.TempPathFactory, turns: list[Turn]
+    tmp_path_factory: pytest.TempPathFactory, turns: list[Turn], after: list[Item]
 ) -> None:
+    """Examples in the first prompt are no turns of the rollout."""
     folder = tmp_path_factory.mktemp("capture")
     async with serve(folder, turns) as url:
         harness = Harness(build_url(url, "r"))
+        harness.messages += after
         await harness.play(turns)
     assert harness.count_violations() == 0
     check_chain(read_entries(folder, "r"))
-
-
-async def test_an_empty_reply_to_an_empty_message_has_the_text_of_the_call_before(tmp_path: Path) -> None:
-    empty = Turn(reasoning="hm", text="", calls=(), outputs=["go on"])
-    turns = [Turn("hm", "first", (), [""]), empty, Turn("", "last", (), ["end"])]
-    async with serve(tmp_path, turns) as url:
-        harness = Harness(build_url(url, "r"))
-        await harness.play(turns)
-    assert harness.count_violations() == 0
-    check_chain(read_entries(tmp_path, "r"))
 
 
 async def test_a_rewritten_conversation_has_no_parent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,18 +209,6 @@ async def test_another_agent_and_a_repeated_request_start_unmarked(tmp_path: Pat
         await harness.play(TURNS[2:3])
     assert [entry["parent_resolution"] for entry in read_entries(tmp_path, "r")] == ["root", "resolved", "root"]
     assert not any(harness.marked)
-
-
-async def test_examples_in_the_first_prompt_are_no_turns_of_the_rollout(tmp_path: Path) -> None:
-    async with serve(tmp_path, TURNS) as url:
-        harness = Harness(build_url(url, "r"))
-        harness.messages = [
-            {"role": "user", "content": "1 + 1"},
-            {"role": "assistant", "content": "2"},
-            {"role": "user", "content": "2 + 2"},
-        ]
-        await harness.play(TURNS[:3])
-    check_chain(read_entries(tmp_path, "r"))
 
 
 async def test_a_failed_call_is_not_a_missing_call(tmp_path: Path) -> None:
@@ -373,10 +362,6 @@ async def test_an_invalid_rollout_id_is_explained(tmp_path: Path, rollout: str) 
     async with serve(tmp_path, TURNS) as url:
         with pytest.raises(NotFoundError, match="ID has at most 200 letters, digits"):
             await Harness(build_url(url, rollout)).play(TURNS[:1])
-
-
-def test_the_digest_of_no_tokens() -> None:
-    assert compute_token_digest([]) == hashlib.sha256(b"nemo-gym-tokens").hexdigest()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -64,9 +65,12 @@ async def test_training_refuses_an_engine_without_token_ids() -> None:
     assert TOKEN_FIELDS[1] not in evaluated["output"][-1]
 
 
+@pytest.mark.parametrize("interface", [None, "vllm-generate", "vllm-completions"])
 @pytest.mark.parametrize("status", [401, 500, 503])
-async def test_a_probe_that_fails_is_repeated_by_the_next_call(status: int) -> None:
-    model, transport = build_upstream(TurnPolicy([TALK[1]] * 9), None)
+async def test_a_probe_or_rendering_that_fails_is_repeated_by_the_next_call(
+    status: int, interface: TokenInterface | None
+) -> None:
+    model, transport = build_upstream(TurnPolicy([TALK[1]] * 9), interface)
     transport.status = status
     with pytest.raises(Failed, match=str(status)) as caught:
         await model.respond({"input": OPENING})
@@ -97,46 +101,34 @@ async def test_an_answer_without_the_expected_fields_is_the_engines_fault(
     assert caught.value.kind in {"model_bad_answer", "model_bad_tokens", "model_no_token_ids"}
 
 
-def edit_text(items: list[Item]) -> list[Item]:
-    return [{"role": "user", "content": "Please look elsewhere."}, *items[1:]]
+EDITS: dict[str, Callable[[list[Item]], Item]] = {
+    "text": lambda items: {"input": [{"role": "user", "content": "Please look elsewhere."}, *items[1:]]},
+    "first messages": lambda items: {"input": items[1:]},
+    "call": lambda items: {
+        "input": [item | {"arguments": "{}"} if item.get("type") == "function_call" else item for item in items]
+    },
+    "tools": lambda items: {"input": items, "tools": TOOLS[:1]},
+}
+"""Requests that continue another conversation than the one of the call before."""
 
 
-def drop_first_messages(items: list[Item]) -> list[Item]:
-    return items[1:]
-
-
-def edit_call(items: list[Item]) -> list[Item]:
-    return [item | {"arguments": "{}"} if item.get("type") == "function_call" else item for item in items]
-
-
-@pytest.mark.parametrize("edit", [edit_text, drop_first_messages, edit_call])
-async def test_a_conversation_that_was_edited_starts_anew_and_is_marked(edit: Any) -> None:
+@pytest.mark.parametrize("edit", EDITS)
+async def test_a_conversation_that_was_edited_starts_anew_and_is_marked(edit: str) -> None:
     model, _ = build_upstream(TurnPolicy(TALK), "vllm-completions", template="chatml")
     first = await model.respond({"input": OPENING, "tools": TOOLS})
     call = next(item for item in first["output"] if item["type"] == "function_call")
     items = [*OPENING, *first["output"], responses.build_function_call_output(call["call_id"], "there")]
-    second = await model.respond({"input": edit(items), "tools": TOOLS})
+    second = await model.respond({"tools": TOOLS} | EDITS[edit](items))
     assert second["output"][-1][BROKEN_FIELD] is True
     third = await model.respond({"input": items, "tools": TOOLS})
     assert BROKEN_FIELD not in third["output"][-1]
 
 
-async def test_other_tools_start_a_conversation_anew() -> None:
-    model, _ = build_upstream(TurnPolicy(TALK), "vllm-generate")
-    first = await model.respond({"input": OPENING, "tools": TOOLS})
-    items = [*OPENING, *first["output"], {"role": "user", "content": "and?"}]
-    second = await model.respond({"input": items, "tools": TOOLS[:1]})
-    assert second["output"][-1][BROKEN_FIELD] is True
-
-
 async def test_a_client_may_drop_reasoning_and_extra_fields() -> None:
     model, _ = build_upstream(TurnPolicy(TALK), "vllm-completions")
     first = await model.respond({"input": OPENING, "tools": TOOLS})
-    kept = [
-        {key: item[key] for key in item if key not in {"id", "status", DIGEST_FIELD}}
-        for item in first["output"]
-        if item["type"] != "reasoning"
-    ]
+    without = [item for item in first["output"] if item["type"] != "reasoning"]
+    kept = [{key: item[key] for key in item if key not in {"id", "status", DIGEST_FIELD}} for item in without]
     call = kept[-1]
     items = [*OPENING, *kept, responses.build_function_call_output(call["call_id"], "there")]
     second = await model.respond({"input": items, "tools": TOOLS})
@@ -166,34 +158,20 @@ async def test_a_chat_client_that_returns_messages_keeps_the_prefix(reasoning: I
         messages = [*messages, message, *(outputs or [{"role": "user", "content": turn.outputs[0]}])]
 
 
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "nemo-rl"])
-async def test_constrained_decoding_is_marked(interface: TokenInterface) -> None:
-    model, _ = build_upstream(TurnPolicy(TALK), interface)
-    schema = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}}
-    response = await model.respond({"input": OPENING, "text": {"format": schema}})
-    assert response["output"][-1][CONSTRAINED_FIELD] is True
-    plain = await model.respond({"input": OPENING})
-    assert CONSTRAINED_FIELD not in plain["output"][-1]
-
-
 @pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "nemo-rl", "chat"])
 async def test_every_key_that_constrains_the_decoding_marks_the_call(interface: TokenInterface) -> None:
-    for key, value in (
-        ("regex", "a+"),
-        ("ebnf", "root ::= x"),
-        ("grammar", "root ::= x"),
-        ("json_schema", "{}"),
-        ("structural_tag", "{}"),
-        ("structured_outputs", {"choice": ["a"]}),
-        ("guided_regex", "a+"),
-    ):
+    schema = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}}
+    bodies = [
+        *({key: "a+"} for key in ("regex", "ebnf", "grammar", "json_schema", "structural_tag", "guided_regex")),
+        {"structured_outputs": {"choice": ["a"]}},
+        {"response_format": {"type": "text"}},
+    ]
+    requests = [{"metadata": {"extra_body": json.dumps(body)}} for body in bodies]
+    for request in ({"text": {"format": schema}}, *requests, {}):
         model, _ = build_upstream(TurnPolicy(TALK), interface)
-        response = await model.respond({"input": OPENING, "metadata": {"extra_body": json.dumps({key: value})}})
-        assert response["output"][-1].get(CONSTRAINED_FIELD) is True, key
-    model, _ = build_upstream(TurnPolicy(TALK), interface)
-    body = {"response_format": {"type": "text"}}
-    response = await model.respond({"input": OPENING, "metadata": {"extra_body": json.dumps(body)}})
-    assert CONSTRAINED_FIELD not in response["output"][-1]
+        response = await model.respond({"input": OPENING, **request})
+        is_free = request in (requests[-1], {})
+        assert response["output"][-1].get(CONSTRAINED_FIELD, False) is not is_free, request
 
 
 @pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
@@ -307,15 +285,6 @@ async def test_images_are_refused(interface: TokenInterface) -> None:
     with pytest.raises(Failed, match="a part of type 'image_url', and token ids are kept for text only") as caught:
         await model.respond({"input": [{"role": "user", "content": [image]}]})
     assert caught.value.kind == "model_bad_request"
-
-
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions"])
-async def test_a_server_error_while_rendering_can_be_retried(interface: TokenInterface) -> None:
-    model, transport = build_upstream(TurnPolicy(TALK), interface)
-    transport.status = 500
-    with pytest.raises(Failed) as caught:
-        await model.respond({"input": OPENING})
-    assert caught.value.retryable
 
 
 @pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang"])
