@@ -375,16 +375,8 @@ def test_as_many_conditions_are_possible_in_a_table_as_in_a_list() -> None:
             run.arrow(where=[*where, where[0]])
 
 
-EMPTY: Spec = {
-    "environment": "one",
-    "ended": "done",
-    "answer": None,
-    "prompt": "",
-    "failure": "",
-    "figures": {},
-    "tools": {},
-    "fields": {},
-}
+TEXT_FIELDS = {"environment": "one", "ended": "done", "answer": None, "prompt": "", "failure": ""}
+EMPTY: Spec = {**TEXT_FIELDS, "figures": {}, "tools": {}, "fields": {}}
 
 
 @pytest.mark.slow

@@ -78,16 +78,6 @@ def test_a_replaced_file_is_indexed_again(run: Run, folder: Path) -> None:
     ]
 
 
-def test_a_file_that_was_rewritten_in_place_is_indexed_again(run: Run, folder: Path) -> None:
-    path = folder / "rollouts.jsonl"
-    changed = path.read_bytes().replace(b'"_ng_task_index":0,', b'"_ng_task_index":7000,')
-    with path.open("rb+") as file:
-        file.write(changed)
-    run.update()
-    assert len(run) == 80
-    assert (7000, 0) in list_keys(run)
-
-
 def test_a_removed_file_leaves_no_rollouts(run: Run, folder: Path) -> None:
     (folder / "rollouts.jsonl").unlink()
     run.update()

@@ -45,10 +45,7 @@ def count_calls(line: Line, tool: str = "") -> int:
         ("tool_calls>1", lambda line: count_calls(line) > 1),
         ("figure:calls_needed=2", lambda line: line.get("calls_needed") == 2),
         ("figure:part/answer>0.4", lambda line: line.get("reward_components", {}).get("answer", 0) > 0.4),
-        (
-            "prompt~WEATHER",
-            lambda line: "weather" in str(line["responses_create_params"]["input"][-1]["content"])[:120],
-        ),
+        ("prompt~WEATHER", lambda line: "weather" in str(line["responses_create_params"]["input"][-1])[:150]),
         ("repeat=2", lambda line: line["_ng_rollout_index"] == 2),
         ("outcome=failed", lambda line: False),
     ],
@@ -56,32 +53,24 @@ def count_calls(line: Line, tool: str = "") -> int:
 def test_conditions_choose_the_rollouts_that_a_scan_chooses(
     run: Run, lines: list[Line], condition: str, holds: Callable[[Line], bool]
 ) -> None:
-    expected = [line["gymsdk"]["id"] for line in lines if holds(line)]
+    expected = [line["gymsdk"] for line in lines if holds(line)]
     found = [f"{row['task']}:{row['repeat']}" for row in run.list_rows([condition], limit=1000)]
-    assert found == expected
+    assert found == [host["id"] for host in expected]
     assert run.queries.count(Filter((parse_condition(condition),))) == len(expected)
-
-
-def test_conditions_are_combined(run: Run, lines: list[Line]) -> None:
-    where = [("environment", "in", ["tool_call"]), ("reward", "<", 1), ("tool", "=", "find_contact")]
-    expected = [
-        line["gymsdk"]["id"]
-        for line in lines
-        if line["gymsdk"]["environment"] == "tool_call" and line["reward"] < 1 and count_calls(line, "find_contact")
-    ]
-    assert [f"{row['task']}:{row['repeat']}" for row in run.list_rows(where)] == expected
-
-
-@pytest.mark.parametrize("text", ["reward", "reward<", "nothing=1", "figure=3", "reward ! 1", "; drop table rollout=1"])
-def test_an_invalid_condition_is_rejected(run: Run, text: str) -> None:
-    with pytest.raises(UsageError):
-        run.list_rows([text])
+    # Several conditions are combined.
+    combined = run.list_rows([condition, ("environment", "in", ["tool_call"])], limit=1000)
+    wanted = [host["id"] for host in expected if host["environment"] == "tool_call"]
+    assert [f"{row['task']}:{row['repeat']}" for row in combined] == wanted
 
 
 def test_values_are_never_sql(run: Run) -> None:
     assert run.list_rows(["environment='; DROP TABLE rollout; --"]) == []
     assert run.list_rows([("figure:x' OR '1'='1", "=", 1)]) == []
     assert run.list_rows(["prompt~%"]) == []
+    with pytest.raises(UsageError, match="no field"):
+        run.list_rows(["; drop table rollout=1"])
+    with pytest.raises(UsageError, match="no field"):
+        run.list_rows(sort="reward; DROP TABLE rollout")
     assert len(run) == 80
 
 
@@ -101,11 +90,6 @@ def test_pages_do_not_overlap(run: Run) -> None:
     pages = [run.list_rows(sort="reward", offset=start, limit=7) for start in range(0, 80, 7)]
     ids = [row["id"] for page in pages for row in page]
     assert sorted(ids) == list(range(1, 81))
-
-
-def test_an_unknown_sort_field_is_rejected(run: Run) -> None:
-    with pytest.raises(UsageError, match="no field"):
-        run.list_rows(sort="reward; DROP TABLE rollout")
 
 
 def test_the_summary_is_that_of_the_metrics(run: Run, lines: list[Line]) -> None:
@@ -137,16 +121,7 @@ def test_facets_count_the_chosen_rollouts(run: Run, lines: list[Line]) -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "step"),
-    [
-        (0, 1, 0.05),
-        (0, 1, 0.1),
-        (-1, 1, 0.1),
-        (-1, 1, 0.05),
-        (0, 3, 0.05),
-        (-0.3, 0.7, 0.05),
-        (0, 100, 5),
-        (-0.7, 0, 0.1),
-    ],
+    [(0, 1, 0.05), (-1, 1, 0.1), (-1, 1, 0.05), (0, 3, 0.05), (-0.3, 0.7, 0.05), (0, 100, 5), (-0.7, 0, 0.1)],
 )
 def test_a_multiple_of_the_step_is_in_the_bin_that_fractions_give(
     tmp_path: Path, low: float, high: float, step: float
