@@ -26,6 +26,9 @@ def test_vllm_listens_on_loopback_and_serves_the_requested_model_name() -> None:
         "vllm serve Qwen/Qwen3-4B --host 127.0.0.1 --port 8123 --served-model-name Qwen/Qwen3-4B"
         " --enable-auto-tool-choice --tool-call-parser hermes"
     )
+    parsed = command_line("--tool-call-parser", "mine", name="my/policy")
+    assert "--enable-auto-tool-choice --tool-call-parser mine" in parsed
+    assert "reasoning" not in command_line(name="openai/gpt-oss-20b")
 
 
 @pytest.mark.parametrize(
@@ -46,16 +49,6 @@ def test_user_flags_replace_the_default_flags(flags: tuple[str, ...], absent: st
     assert command_line(*flags).endswith(" ".join(flags))
 
 
-def test_a_tool_call_parser_flag_enables_automatic_tool_choice() -> None:
-    assert "--enable-auto-tool-choice --tool-call-parser mine" in command_line(
-        "--tool-call-parser", "mine", name="my/policy"
-    )
-
-
-def test_the_command_sets_no_reasoning_parser() -> None:
-    assert "reasoning" not in command_line(name="openai/gpt-oss-20b")
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -74,9 +67,6 @@ def test_flags_that_make_the_server_unusable_are_rejected(
     with pytest.raises(UsageError, match=message) as raised:
         vllm_command.check_launch(launch(*flags))
     assert "secret" not in str(raised.value)
-
-
-def test_a_public_host_is_accepted_with_an_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "sesame")
     vllm_command.check_launch(launch("--host", "0.0.0.0"))
 
