@@ -200,10 +200,6 @@ def test_readme_has_one_setup_command(heading: str) -> None:
     assert found.language == "bash"
     assert found.text.startswith("python3 -m venv .venv && ")
     assert found.text.count("\n") == 1
-
-
-@pytest.mark.parametrize("heading", SET_UP)
-def test_the_ci_script_runs_the_commands_of_readme(heading: str) -> None:
     assert f"command_of '{heading}'" in text_of(".ci/run")
 
 
@@ -305,12 +301,6 @@ def test_every_kind_of_failure_is_documented() -> None:
     assert sorted(kinds() - documented - NOT_OF_RUNS - {"unknown"}) == []
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_between_pages_have_targets(page: str) -> None:
-    links = LINK.findall(FENCE.sub("", text_of(page)))
-    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
-
-
 ANCHOR = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
 
 
@@ -321,7 +311,8 @@ def slugs(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_to_headings_have_targets(page: str) -> None:
-    links = ANCHOR.findall(FENCE.sub("", text_of(page)))
-    path = ROOT / page
+def test_links_to_pages_and_headings_have_targets(page: str) -> None:
+    path, text = ROOT / page, FENCE.sub("", text_of(page))
+    assert [link for link in LINK.findall(text) if not path.parent.joinpath(link).exists()] == []
+    links = ANCHOR.findall(text)
     assert [link for link in links if link[1] not in slugs(path.parent / link[0] if link[0] else path)] == []
