@@ -103,6 +103,8 @@ async def test_a_killed_process_is_started_again_and_who_asks_meanwhile_is_answe
     one, other = charge("one"), charge("other")
     async with supervised(one, other) as (supervisor, _):
         first, beside = await answered(one), await answered(other)
+        # A process may answer before its guard has reported it.
+        await until(lambda: supervisor.pid("one") and supervisor.pid("other"))
         assert (supervisor.pid("one"), supervisor.pids()) == (first, {"one": first, "other": beside})
         os.kill(first, signal.SIGKILL)
         await until(lambda: is_gone(first))

@@ -112,8 +112,9 @@ def list_task_values(connection: sqlite3.Connection, by: str) -> Mapping[tuple[s
 def _list_first_values(connection: sqlite3.Connection, name: str) -> list[str]:
     """Return at most one value more than are counted."""
     rows = connection.execute(
-        "WITH RECURSIVE texts(text) AS (SELECT min(text) FROM field WHERE name = :name UNION ALL SELECT (SELECT min(text)"
-        " FROM field WHERE name = :name AND text > texts.text) FROM texts WHERE text IS NOT NULL)"
+        "WITH RECURSIVE texts(text) AS (SELECT min(text) FROM field WHERE name = :name"
+        " UNION ALL SELECT (SELECT min(text) FROM field WHERE name = :name AND text > texts.text)"
+        " FROM texts WHERE text IS NOT NULL)"
         " SELECT text FROM texts WHERE text IS NOT NULL LIMIT :limit",
         {"name": name, "limit": MAX_FACET_VALUES + 1},
     )
