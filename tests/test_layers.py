@@ -128,10 +128,10 @@ def import_time_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def own_modules(names: Iterator[str]) -> Iterator[str]:
-    """Yield the modules of `gymsdk` among imported *names*."""
+    """Yield the modules of `gymsdk` among imported *names*, without the version: the root itself defines it."""
     for name in names:
         first, *rest = name.split(".")
-        if first == "gymsdk":
+        if first == "gymsdk" and name != "gymsdk.__version__":
             while rest and ".".join(rest) not in MODULES:
                 rest.pop()
             yield ".".join(rest)
