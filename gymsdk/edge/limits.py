@@ -1,4 +1,4 @@
-"""Slots for running episodes, and responses that are kept for repeated requests.
+"""The pace at which requests start, slots for running episodes, and responses that are kept for repeated requests.
 
 `IdempotencyCache` answers a repeated request with its first answer, so that no episode is played twice.
 """
@@ -8,12 +8,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from gymsdk.edge.errors import ServerOverloaded
 from gymsdk.memory import EpisodeCounter
+
+TARGET_PASS_SECONDS = 0.02
+"""Longest time that one pass of the event loop should take, in seconds."""
+
+MAX_QUOTA = 64
+"""Most requests that start in one pass."""
+
+MAX_QUOTA_BEHIND = 8
+"""Most requests that start in one pass while responses of models wait for their turn.
+
+With more, requests start faster than they end; with fewer, a pass has so little work that its own cost counts.
+"""
+
+PACE_MEASURE_SECONDS = 0.5
+"""Seconds over which the rate of starts is measured."""
 
 DEFAULT_RETRY_SECONDS = 5.0
 """`Retry-After` in seconds while no episode has ended yet, so that no rate is known."""
@@ -23,6 +38,114 @@ MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
 
 MEASURE_SECONDS = 1.0
 """Seconds over which the rate of ended episodes is measured."""
+
+
+class Rate:
+    """How often something happens per second, measured over periods of *seconds*."""
+
+    def __init__(self, seconds: float) -> None:
+        self.per_second = 0.0
+        self._seconds = seconds
+        self._count = 0
+        self._period_began = time.monotonic()
+
+    def count(self) -> None:
+        """Note that it happens."""
+        self._count += 1
+
+    def measure(self) -> None:
+        """Compute the rate if a period is over."""
+        now = time.monotonic()
+        if now - self._period_began >= self._seconds:
+            self.per_second = self._count / (now - self._period_began)
+            self._count, self._period_began = 0, now
+
+
+class Pacer:
+    """Starts work in the order of arrival, with a bound per pass of the event loop that keeps each pass short.
+
+    One pass runs every callback that is ready. If a server started thousands of requests at once, one pass would take
+    seconds, and so would the response to a health check, which takes several passes. The number of starts per pass
+    doubles while passes are shorter than `target` seconds and halves while they are longer. It is never less than one,
+    so the queue always advances. Work that waits elsewhere, for example for a model, does not lengthen a pass and does
+    not hold back other work.
+
+    While `is_behind` says that started work waits for its turn, at most `MAX_QUOTA_BEHIND` pieces start per pass. Then
+    work ends before all other work has started, so that the caches of the CPU hold what is in progress.
+
+    Args:
+        target: The longest time that one pass should take, in seconds.
+        is_behind: Returns whether started work waits for its turn.
+
+    Attributes:
+        waited: The seconds that all work has spent in the queue.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: float = TARGET_PASS_SECONDS,
+        is_behind: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._target = target
+        self._is_behind = is_behind
+        self._quota = MAX_QUOTA
+        self._left = MAX_QUOTA
+        self.waited = 0.0
+        self._waiting: OrderedDict[Hashable, tuple[Callable[[], None], float]] = OrderedDict()
+        self._is_scheduled = False
+        self._pass_began = 0.0
+        self._starts = Rate(PACE_MEASURE_SECONDS)
+
+    def __len__(self) -> int:
+        """Return the number of queued pieces of work."""
+        return len(self._waiting)
+
+    def may_start(self) -> bool:
+        """Return whether work may start now, and count it; otherwise it must wait, with `enqueue`."""
+        self._schedule()
+        if self._waiting or self._left <= 0:
+            return False
+        self._left -= 1
+        self._starts.count()
+        return True
+
+    def enqueue(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Run `work` in a later pass; `drop` removes it by its `key`."""
+        self._waiting[key] = (work, time.perf_counter())
+
+    def drop(self, key: Hashable) -> None:
+        """Remove the queued work of `key`, if there is any."""
+        self._waiting.pop(key, None)
+
+    def drain_time(self) -> float:
+        """Estimate the seconds until all queued work has started."""
+        return len(self._waiting) / self._starts.per_second if self._starts.per_second else 0.0
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._pass_began = time.perf_counter()
+            asyncio.get_running_loop().call_soon(self._next_pass)
+
+    def _next_pass(self) -> None:
+        """Adapt the quota to the duration of the last pass, and start queued work."""
+        self._is_scheduled = False
+        took = time.perf_counter() - self._pass_began
+        if took > self._target:
+            self._quota = max(1, self._quota // 2)
+        elif self._left <= 0:
+            self._quota = min(MAX_QUOTA, self._quota * 2)
+        self._starts.measure()
+        self._left = min(self._quota, MAX_QUOTA_BEHIND) if self._is_behind() else self._quota
+        if self._waiting:
+            self._schedule()
+        while self._waiting and self._left > 0:
+            self._left -= 1
+            self._starts.count()
+            work, queued_at = self._waiting.popitem(last=False)[1]
+            self.waited += time.perf_counter() - queued_at
+            work()
 
 
 class EpisodeSlots:
@@ -45,9 +168,7 @@ class EpisodeSlots:
         self._running = 0
         self._counter = EpisodeCounter()
         self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
-        self._ended = 0
-        self._rate = 0.0
-        self._period_began = time.monotonic()
+        self._ended = Rate(MEASURE_SECONDS)
 
     @property
     def taken(self) -> int:
@@ -96,8 +217,8 @@ class EpisodeSlots:
             self.waited += time.perf_counter() - queued_at
 
     def _release_slot(self) -> None:
-        self._ended += 1
-        self._measure()
+        self._ended.count()
+        self._ended.measure()
         self._pass_on()
 
     def _pass_on(self) -> None:
@@ -111,15 +232,10 @@ class EpisodeSlots:
         self._running -= 1
 
     def _drain_time(self) -> float:
-        self._measure()
-        seconds = len(self._waiting) / self._rate if self._rate else DEFAULT_RETRY_SECONDS
+        self._ended.measure()
+        rate = self._ended.per_second
+        seconds = len(self._waiting) / rate if rate else DEFAULT_RETRY_SECONDS
         return min(MAX_RETRY_SECONDS, max(MIN_RETRY_SECONDS, seconds))
-
-    def _measure(self) -> None:
-        now = time.monotonic()
-        if now - self._period_began >= MEASURE_SECONDS:
-            self._rate = self._ended / (now - self._period_began)
-            self._ended, self._period_began = 0, now
 
 
 Operation: TypeAlias = Callable[[], Coroutine[Any, Any, bytes]]

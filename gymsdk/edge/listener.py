@@ -1,16 +1,11 @@
-"""Serves an app on a listening socket with uvicorn, beside other servers on the same event loop.
-
-A `Pacer` starts the requests of the connections, so that each pass of the event loop stays short.
-"""
+"""Serves an app on a listening socket with uvicorn, beside other servers on the same event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
@@ -26,6 +21,7 @@ from gymsdk.convert.api import ApiError
 from gymsdk.edge.app import HostCheck, PrefixMiddleware
 from gymsdk.edge.auth import NO_SECURITY, AuthMiddleware, Security
 from gymsdk.edge.errors import STOPPED_ERROR, build_error_body
+from gymsdk.edge.limits import Pacer
 from gymsdk.edge.request import (
     STATE_KEY,
     App,
@@ -51,53 +47,26 @@ FIRST_REQUEST_SECONDS = 120.0
 A client that opens thousands of connections at once sends its first request long after it has connected.
 """
 
-
 UNREAD_BODY_SECONDS = 30.0
 """Seconds within which the rest of a request's body must arrive after the response was sent."""
-
 
 MAX_QUEUED_BYTES = 64 * 1024
 """Bytes of a queued request after which reading from its connection pauses."""
 
-
 MAX_RETRY_AFTER_SECONDS = 60
 """Longest `Retry-After`, in seconds."""
-
 
 STOPPING_RETRY_AFTER_SECONDS = 5
 """`Retry-After` of a server that stops, in seconds."""
 
-
 TOO_MANY_CONNECTIONS_MESSAGE = "the server has reached its limit of connections; close some, or try again"
-
 
 TOO_LONG_HEADERS_MESSAGE = "The headers of the request are too long."
 
-
 STOPPING_MESSAGE = "the server is stopping; send the request again"
-
 
 MAX_CHUNK_FRAMING_BYTES = 64
 """The bytes around each chunk of a body, such as its size, that do not count against the limit of the header."""
-
-
-TARGET_PASS_SECONDS = 0.02
-"""Longest time that one pass of the event loop should take, in seconds."""
-
-
-MAX_QUOTA = 64
-"""Most requests that start in one pass."""
-
-
-MAX_QUOTA_BEHIND = 8
-"""Most requests that start in one pass while responses of models wait for their turn.
-
-With more, requests start faster than they end; with fewer, a pass has so little work that its own cost counts.
-"""
-
-
-PACE_MEASURE_SECONDS = 0.5
-"""Seconds over which the rate of starts is measured."""
 
 KEEP_ALIVE_SECONDS = 30
 """Seconds that an idle connection stays open."""
@@ -110,107 +79,8 @@ HEADERS_TOO_LARGE_ERROR = ApiError(431, "the request has too many headers, or to
 _APP_FAILED = "the app failed at startup; see the log for the reason"
 """Why a server did not start: its lifespan raised an error."""
 
-
 TICK_SECONDS = 1.0
 """Seconds between updates of the `Date` header."""
-
-
-class Pacer:
-    """Starts work in the order of arrival, with a bound per pass of the event loop that keeps each pass short.
-
-    One pass runs every callback that is ready. If a server started thousands of requests at once, one pass would take
-    seconds, and so would the response to a health check, which takes several passes. The number of starts per pass
-    doubles while passes are shorter than `target` seconds and halves while they are longer. It is never less than one,
-    so the queue always advances. Work that waits elsewhere, for example for a model, does not lengthen a pass and does
-    not hold back other work.
-
-    While `is_behind` says that started work waits for its turn, at most `MAX_QUOTA_BEHIND` pieces start per pass. Then
-    work ends before all other work has started, so that the caches of the CPU hold what is in progress.
-
-    Args:
-        target: The longest time that one pass should take, in seconds.
-        max_quota: The largest number of starts per pass.
-        is_behind: Returns whether started work waits for its turn.
-
-    Attributes:
-        waited: The seconds that all work has spent in the queue.
-    """
-
-    def __init__(
-        self,
-        *,
-        target: float = TARGET_PASS_SECONDS,
-        max_quota: int = MAX_QUOTA,
-        is_behind: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._target = target
-        self._max_quota = max_quota
-        self._is_behind = is_behind
-        self._quota = max_quota
-        self._left = max_quota
-        self.waited = 0.0
-        self._waiting: OrderedDict[Hashable, tuple[Callable[[], None], float]] = OrderedDict()
-        self._is_scheduled = False
-        self._pass_began = 0.0
-        self._starts = 0
-        self._period_began = time.monotonic()
-        self._rate = 0.0
-
-    def __len__(self) -> int:
-        """Return the number of queued pieces of work."""
-        return len(self._waiting)
-
-    def may_start(self) -> bool:
-        """Return whether work may start now, and count it; otherwise it must wait, with `enqueue`."""
-        self._schedule()
-        if self._waiting or self._left <= 0:
-            return False
-        self._left -= 1
-        self._starts += 1
-        return True
-
-    def enqueue(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Run `work` in a later pass; `drop` removes it by its `key`."""
-        self._waiting[key] = (work, time.perf_counter())
-
-    def drop(self, key: Hashable) -> None:
-        """Remove the queued work of `key`, if there is any."""
-        self._waiting.pop(key, None)
-
-    def drain_time(self) -> float:
-        """Estimate the seconds until all queued work has started."""
-        return len(self._waiting) / self._rate if self._rate else 0.0
-
-    def _schedule(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._pass_began = time.perf_counter()
-            asyncio.get_running_loop().call_soon(self._next_pass)
-
-    def _next_pass(self) -> None:
-        """Adapt the quota to the duration of the last pass, and start queued work."""
-        self._is_scheduled = False
-        took = time.perf_counter() - self._pass_began
-        if took > self._target:
-            self._quota = max(1, self._quota // 2)
-        elif self._left <= 0:
-            self._quota = min(self._max_quota, self._quota * 2)
-        self._measure()
-        self._left = min(self._quota, MAX_QUOTA_BEHIND) if self._is_behind() else self._quota
-        if self._waiting:
-            self._schedule()
-        while self._waiting and self._left > 0:
-            self._left -= 1
-            self._starts += 1
-            work, queued_at = self._waiting.popitem(last=False)[1]
-            self.waited += time.perf_counter() - queued_at
-            work()
-
-    def _measure(self) -> None:
-        now = time.monotonic()
-        if now - self._period_began >= PACE_MEASURE_SECONDS:
-            self._rate = self._starts / (now - self._period_began)
-            self._starts, self._period_began = 0, now
 
 
 class Connection(HttpToolsProtocol):
@@ -322,9 +192,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request; close the connection if the rest of an unread body does not arrive in time."""
         super().on_response_complete()
-        if self.transport.is_closing():
-            return
-        if not self._is_body_complete and self._body_timer is None:
+        if not self._is_body_complete and self._body_timer is None and not self.transport.is_closing():
             self._body_timer = self.loop.call_later(UNREAD_BODY_SECONDS, self._close_unread)
 
     def take_body(self, state: RequestState) -> bytes | None:

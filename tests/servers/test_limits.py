@@ -10,7 +10,7 @@ import pytest
 from gymsdk.config.model import Limits
 from gymsdk.edge import listener
 from gymsdk.edge.auth import Security
-from gymsdk.edge.listener import MAX_QUOTA, MAX_QUOTA_BEHIND, Pacer
+from gymsdk.edge.limits import MAX_QUOTA, MAX_QUOTA_BEHIND, Pacer
 
 from .secured import SecuredServers, serve_secured
 
