@@ -59,7 +59,7 @@ class LoadOptions(BaseModel):
 
 
 @take_models
-def bench(  # each is an option of the command
+def bench(
     names: options.OptionalNames = None,
     *,
     servers: Annotated[Servers, Only("head")],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
 from gymsdk.cli.fields import Changed, Only, Without, take_models
@@ -12,51 +14,39 @@ from gymsdk.cli.output import echo, print_json, secho
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.settings import Rows
-from gymsdk.settings import MODEL, OUTPUT, RUN
+from gymsdk.settings import MODEL, OUTPUT, RUN, Flag
 from gymsdk.types import Budget
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-    from gymsdk.checks.models import ModelCheck
-    from gymsdk.checks.report import Check, Result
-    from gymsdk.checks.run import CheckRun
+    from gymsdk.checks.models import ModelCheck, ModelReport
+    from gymsdk.checks.report import Check, Report, Result
     from gymsdk.checks.subject import Subject
 
 STATUS_COLORS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
+class CheckChoice(BaseModel):
+    """What is checked."""
+
+    model: Annotated[str | None, Flag(MODEL, "PROVIDER/NAME", shown=False)] = Field(
+        None, description="Check the adapter of this model instead of an environment."
+    )
+    only: Annotated[tuple[str, ...], Flag(RUN, "ID")] = Field(
+        (), description="Run this check, or this family of checks."
+    )
+    skip: Annotated[tuple[str, ...], Flag(RUN, "ID")] = Field(
+        (), description="Leave out this check, or this family of checks."
+    )
+    lists: Annotated[bool, Flag(OUTPUT, names=("--list",))] = Field(False, description="List the checks and exit.")
+
+
 @take_models
-def check(  # noqa: PLR0913  # groups of options
+def check(
     name: Annotated[str | None, typer.Argument(help="Name the environment.", show_default=False)] = None,
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROVIDER/NAME",
-            help="Check the adapter of this model instead of an environment.",
-            show_default=False,
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
-    only: Annotated[
-        list[str],
-        typer.Option(
-            metavar="ID",
-            help="Run this check, or this family of checks.",
-            show_default=False,
-            rich_help_panel=RUN,
-        ),
-    ] = [],  # noqa: B006  # typer copies it
-    skip: Annotated[
-        list[str],
-        typer.Option(
-            metavar="ID",
-            help="Leave out this check, or this family of checks.",
-            show_default=False,
-            rich_help_panel=RUN,
-        ),
-    ] = [],  # noqa: B006  # typer copies it
+    choice: CheckChoice,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     rows: Annotated[
         Rows,
@@ -67,7 +57,6 @@ def check(  # noqa: PLR0913  # groups of options
         ),
     ],
     budget: Annotated[Budget, Without("output")],
-    list_: Annotated[bool, typer.Option("--list", help="List the checks and exit.", rich_help_panel=OUTPUT)] = False,
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
@@ -82,19 +71,19 @@ def check(  # noqa: PLR0913  # groups of options
     """
     from gymsdk.checks import run as catalog
 
-    if model is not None:
+    if choice.model is not None:
         if name is not None or settings or rows.tasks is not None or rows.split is not None:
             raise UsageError("--model checks no environment; leave out its name, --set, --tasks and --split")
         from gymsdk.checks import models
 
-        chosen_model_checks = catalog.choose_checks(models.CHECKS, only, skip)
-        if list_:
+        chosen_model_checks = catalog.choose_checks(models.CHECKS, choice.only, choice.skip)
+        if choice.lists:
             _list_checks(chosen_model_checks, json=json)
-        elif not _check_model(model, chosen_model_checks, json=json):
+        elif not _check_model(choice.model, chosen_model_checks, json=json):
             raise typer.Exit(1)
         return
-    chosen = catalog.select_checks(only, skip)
-    if list_:
+    chosen = catalog.select_checks(choice.only, choice.skip)
+    if choice.lists:
         _list_checks(chosen, json=json)
         return
     if name is None:
@@ -132,44 +121,47 @@ def _build_subject(name: str, settings: dict[str, Any], rows: Rows, budget: Budg
 def _check_model(name: str, checks: Sequence[ModelCheck], *, json: bool) -> bool:
     """Run *checks* of the model *name*, print their results, and return whether none failed."""
     from gymsdk.checks import models
-    from gymsdk.checks.report import format_counts
-    from gymsdk.cli.process import run_until_signal
 
     subject = models.ModelSubject(name)
-    if not json and subject.entry:
-        secho(f"{name} ({subject.entry.distribution} {subject.entry.version})", bold=True)
-    results = run_until_signal(_print_results(models.iter_results(subject, checks), prints=not json))
-    checked = models.build_report(subject, results)
-    echo(checked.model_dump_json(indent=2).encode() if json else f"\n{format_counts(results)}")
-    return checked.passed
+    heading = f"{name} ({subject.entry.distribution} {subject.entry.version})" if subject.entry else ""
+    results = models.iter_results(subject, checks)
+    return _report(heading, results, partial(models.build_report, subject), json=json)
 
 
 def _run_checks(subject: Subject, checks: Sequence[Check], *, json: bool) -> bool:
     """Run *checks*, print their results, and return whether none failed."""
-    from gymsdk.checks.report import format_counts
     from gymsdk.checks.run import CheckRun, build_report
+
+    entry = subject.entry
+    heading = f"{entry.name} ({entry.distribution} {entry.version}), seed {subject.seed}" if entry else ""
+    return _report(heading, CheckRun(subject).iter_results(checks), partial(build_report, subject), json=json)
+
+
+def _report(
+    heading: str,
+    results: AsyncIterator[Result],
+    build_report: Callable[[list[Result]], Report | ModelReport],
+    *,
+    json: bool,
+) -> bool:
+    """Print the *results* below a *heading*, or their report as JSON, and return whether none failed."""
+    from gymsdk.checks.report import format_counts
     from gymsdk.cli.process import run_until_signal
 
-    if not json and subject.entry:
-        entry = subject.entry
-        secho(f"{entry.name} ({entry.distribution} {entry.version}), seed {subject.seed}", bold=True)
-    results = run_until_signal(_collect_results(CheckRun(subject), checks, prints=not json))
-    checked = build_report(subject, results)
-    echo(checked.model_dump_json(indent=2).encode() if json else f"\n{format_counts(results)}")
-    return checked.passed
+    async def collect() -> list[Result]:
+        collected = []
+        async for result in results:
+            collected.append(result)
+            if not json:
+                _print_result(result)
+        return collected
 
-
-async def _collect_results(run: CheckRun, checks: Sequence[Check], *, prints: bool) -> list[Result]:
-    return await _print_results(run.iter_results(checks), prints=prints)
-
-
-async def _print_results(ended: AsyncIterator[Result], *, prints: bool) -> list[Result]:
-    results = []
-    async for result in ended:
-        results.append(result)
-        if prints:
-            _print_result(result)
-    return results
+    if heading and not json:
+        secho(heading, bold=True)
+    ended = run_until_signal(collect())
+    report = build_report(ended)
+    echo(report.model_dump_json(indent=2).encode() if json else f"\n{format_counts(ended)}")
+    return report.passed
 
 
 def _print_result(result: Result) -> None:

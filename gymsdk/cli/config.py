@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from gymsdk.config.model import Deployment
-    from gymsdk.environment import Environment
 
 
 def config(
@@ -142,10 +141,12 @@ def _read_config_fields(name: str, *attempts: dict[str, Any]) -> dict[str, Field
 
 
 def _write_starter_file(name: str, output: Path | None) -> None:
+    from gymsdk.cli.info import describe_fields
     from gymsdk.config import show
     from gymsdk.plugins import registry
 
-    text = show.build_starter_file(name, _list_default_settings(registry.load(name)))
+    fields = describe_fields(type(registry.load(name).config))
+    text = show.build_starter_file(name, {field["name"]: field["default"] for field in fields})
     if output is None:
         echo(text, nl=False)
         return
@@ -158,15 +159,3 @@ def _write_starter_file(name: str, output: Path | None) -> None:
         raise UsageError(f"cannot write {shorten_path(output)}: {error.strerror}; choose another --output") from None
     shown = shorten_path(output)
     echo(f"Wrote {shown}: gymsdk serve --config {shown}")
-
-
-def _list_default_settings(environment: Environment) -> dict[str, Any]:
-    """Return the environment's settings with their defaults, and `None` for required settings."""
-    from pydantic_core import to_jsonable_python
-
-    return {
-        name: None
-        if field.is_required()
-        else to_jsonable_python(field.get_default(call_default_factory=True), fallback=repr)
-        for name, field in type(environment.config).model_fields.items()
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +17,8 @@ from pydantic import BaseModel, Field
 from gymsdk.cli import options
 from gymsdk.cli.fields import take_models
 from gymsdk.cli.output import echo, print_json
+from gymsdk.cli.process import start_beside
 from gymsdk.errors import UsageError
-from gymsdk.interpreter import build_module_command
 from gymsdk.rollouts.settings import Selection
 from gymsdk.settings import OUTPUT, SERVICE, Flag
 from gymsdk.working_folder import shorten_path
@@ -184,11 +183,7 @@ def run_exporter(folder: Path, service: str) -> Iterator[Callable[[], None]]:
 
     def start() -> None:
         nonlocal process
-        command = build_module_command("gymsdk", "export", str(folder), service, "--follow", "--with-parent")
-        # What the SDK prints must not mix with the metrics on standard output. Ctrl-C stops the run, not the export.
-        process = subprocess.Popen(  # noqa: S603  # our own command
-            command, stdin=subprocess.PIPE, stdout=sys.stderr.fileno(), start_new_session=True
-        )
+        process = start_beside("export", str(folder), service, "--follow")
 
     try:
         yield start

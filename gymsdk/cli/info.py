@@ -48,8 +48,8 @@ def _describe_environment(name: str, environment: Environment) -> dict[str, Any]
         "package": f"{entry.distribution} {entry.version}",
         "about": entry.summary,
         "splits": list(environment.splits),
-        "settings": _describe_fields(type(environment.config)),
-        "row fields": _describe_fields(environment.task_type),
+        "settings": describe_fields(type(environment.config)),
+        "row fields": describe_fields(environment.task_type),
         "tools": [tool.schema for tool in environment.tools.values()],
         "first task": _read_first_task(environment),
     }
@@ -65,7 +65,8 @@ def _read_first_task(environment: Environment) -> list[Item]:
     return [item for _, row in rows for item in environment.read(row).input]
 
 
-def _describe_fields(model: type[BaseModel]) -> list[dict[str, Any]]:
+def describe_fields(model: type[BaseModel]) -> list[dict[str, Any]]:
+    """Return name, type, default and description of each field of *model*."""
     from pydantic_core import to_jsonable_python
 
     return [

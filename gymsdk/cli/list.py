@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.output import echo, print_json
+from gymsdk.cli.output import echo, format_rows, print_json
 from gymsdk.errors import BrokenPlugin, MissingExtra, UsageError
 from gymsdk.plugins import registry
 
@@ -37,7 +37,7 @@ def list_(
     elif not listed:
         echo("No environment is installed. Install one, for example with `pip install gym-env-math`.")
     else:
-        _print_table(listed, has_groups=plugins)
+        echo("\n".join(format_rows([_list_cells(entry, has_groups=plugins) for entry in listed])))
     if load and any(entry.error for entry in listed):
         raise typer.Exit(1)
 
@@ -56,16 +56,9 @@ def _find_load_error(entry: registry.Entry) -> str | None:
     return None
 
 
-def _print_table(entries: list[registry.Entry], *, has_groups: bool) -> None:
-    rows = [
-        [*([entry.group] if has_groups else []), entry.name, f"{entry.distribution} {entry.version}"]
-        for entry in entries
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for entry, row in zip(entries, rows, strict=True):
-        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        text = f"broken: {entry.error}" if entry.error else entry.module if has_groups else entry.summary
-        echo("  ".join([*cells, text]).rstrip())
+def _list_cells(entry: registry.Entry, *, has_groups: bool) -> list[str]:
+    text = f"broken: {entry.error}" if entry.error else entry.module if has_groups else entry.summary
+    return [*([entry.group] if has_groups else []), entry.name, f"{entry.distribution} {entry.version}", text]
 
 
 def _print_json(entries: list[registry.Entry], *, has_groups: bool) -> None:

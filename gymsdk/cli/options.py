@@ -100,11 +100,7 @@ def parse_pins(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def _parse_pin(pair: str) -> tuple[str, Any]:
-    key, equals, value = pair.partition("=")
-    if not equals or not key:
-        raise UsageError(f"--pin {format_name(key)}: write it as KEY=VALUE, as in --pin temperature=1.0")
-    if key in RESERVED_REQUEST_KEYS:
-        raise UsageError(f"--pin {format_name(key)}: every request sets {key!r} itself; leave it out")
+    key, value = _split_pair(pair, "--pin", "KEY=VALUE, as in --pin temperature=1.0", "every request")
     try:
         return key, _parse_json(value)
     except ValueError:
@@ -112,11 +108,7 @@ def _parse_pin(pair: str) -> tuple[str, Any]:
 
 
 def _parse_param(pair: str) -> tuple[str, Any]:
-    key, equals, value = pair.partition("=")
-    if not equals or not key:
-        raise UsageError(f"--param {format_name(key)}: write it as KEY=JSON, as in --param seed=7")
-    if key in RESERVED_REQUEST_KEYS:
-        raise UsageError(f"--param {format_name(key)}: the host sets {key!r} itself; leave it out")
+    key, value = _split_pair(pair, "--param", "KEY=JSON, as in --param seed=7", "the host")
     try:
         return key, _parse_json(value)
     except ValueError:
@@ -124,6 +116,15 @@ def _parse_param(pair: str) -> tuple[str, Any]:
         raise UsageError(
             f"--param {name}: the value is not valid JSON; put text in quotes, as in {name}='\"TEXT\"'"
         ) from None
+
+
+def _split_pair(pair: str, option: str, form: str, setter: str) -> tuple[str, str]:
+    key, equals, value = pair.partition("=")
+    if not equals or not key:
+        raise UsageError(f"{option} {format_name(key)}: write it as {form}")
+    if key in RESERVED_REQUEST_KEYS:
+        raise UsageError(f"{option} {format_name(key)}: {setter} sets {key!r} itself; leave it out")
+    return key, value
 
 
 def build_sampling(sampling: Sampling) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class _PolicyOptions:
 
 @app.command(cls=Command)
 @take_models
-def serve(  # each is an option of the command
+def serve(
     kind: Annotated[str, typer.Argument(metavar=POLICY_SYNTAX, help="Choose the policy.", show_default=False)],
     *,
     env: Annotated[

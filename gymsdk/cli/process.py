@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -27,6 +28,7 @@ import typer
 from gymsdk import locks
 from gymsdk.concurrency import create_event_loop
 from gymsdk.errors import GymsdkError, describe_exception
+from gymsdk.interpreter import build_module_command
 from gymsdk.settings import OUTPUT
 from gymsdk.sockets import raise_open_file_limit
 
@@ -68,6 +70,19 @@ Traceback = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+
+
+def start_beside(*words: str) -> subprocess.Popen[bytes]:
+    """Start another command of gymsdk, which ends with this process, unless it reads the end of its standard input.
+
+    What it prints must not mix with the results on standard output. Ctrl-C does not reach it.
+    """
+    return subprocess.Popen(  # noqa: S603  # our own command
+        build_module_command("gymsdk", *words, "--with-parent"),
+        stdin=subprocess.PIPE,
+        stdout=sys.stderr.fileno(),
+        start_new_session=True,
+    )
 
 
 EXIT_SECONDS = 15.0

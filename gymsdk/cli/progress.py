@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
+from gymsdk.cli.output import format_rows
 from gymsdk.cli.process import Stopped, run_until_signal
 from gymsdk.config.show import redact_words
 from gymsdk.errors import UsageError
@@ -297,14 +298,8 @@ def format_metrics_table(summaries: Sequence[dict[str, Any]]) -> str:
     )
     cells = [["", *(summary["environment"] for summary in summaries)]]
     cells += [[name, *(column.get(name, "") for column in columns)] for name in names]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     failures = dict.fromkeys(line for summary in summaries for line in _list_failures(summary))
-    return "\n".join([*(_format_row(row, widths) for row in cells), *failures])
-
-
-def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = zip(row, widths, strict=True)
-    return "  ".join([f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in rest)]).rstrip()
+    return "\n".join([*format_rows(cells, align=">"), *failures])
 
 
 def _list_metrics(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:

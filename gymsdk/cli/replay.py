@@ -37,7 +37,7 @@ class BranchChoice(BaseModel):
 
 
 @take_models
-def replay(  # noqa: PLR0913  # groups of options
+def replay(
     run: Annotated[Path, typer.Argument(help="The folder of the run.")],
     ids: Annotated[
         list[str] | None,
@@ -46,9 +46,6 @@ def replay(  # noqa: PLR0913  # groups of options
     *,
     choice: BranchChoice,
     model_options: Annotated[Given[ModelOptions], Only("base_url")],
-    repeats: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Play the branch N times.", rich_help_panel=BRANCH)
-    ] = 1,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     out: Annotated[
         RunOutput,

@@ -29,7 +29,7 @@ MAX_LISTED = 50
 
 
 @take_models
-def reverify(  # groups of options
+def reverify(
     path: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Name the folder of a run, or a file.", show_default=False)
     ],

@@ -142,7 +142,7 @@ def _check_model_options(model_options: dict[str, str | None]) -> None:
             )
 
 
-def _run_plan(  # groups of options
+def _run_plan(
     plan: Plan,
     limits: RunLimits,
     out: RunOutput,

@@ -10,7 +10,7 @@ import typer
 
 from gymsdk.cli import options
 from gymsdk.cli.fields import Only, take_models
-from gymsdk.cli.output import echo, get_output
+from gymsdk.cli.output import echo, format_rows, get_output
 from gymsdk.cli.serve import SERVER_LABELS
 from gymsdk.errors import Failed
 from gymsdk.rollouts.settings import Servers
@@ -106,9 +106,7 @@ def format_status(result: StatusReport) -> str:
     optional = {"GPU", "node", "process"}
     names = [name for name in columns[0] if name not in optional or any(column[name] for column in columns)]
     cells = [names, *([column[name] for name in names] for column in columns)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join([*lines, "", *_list_problems(result)])
+    return "\n".join([*format_rows(cells), "", *_list_problems(result)])
 
 
 def _format_cells(row: ServerStatus) -> Iterator[tuple[str, str]]:

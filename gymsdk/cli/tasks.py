@@ -190,7 +190,7 @@ MAX_ERRORS_SHOWN = 100
 
 
 @take_models
-def tasks(  # groups of options
+def tasks(
     names: options.OptionalNames = None,
     *,
     rows: Annotated[

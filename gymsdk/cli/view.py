@@ -18,9 +18,9 @@ from pydantic import BaseModel, Field
 from gymsdk.cli import options
 from gymsdk.cli.fields import Given, Only, take_models
 from gymsdk.cli.output import echo
+from gymsdk.cli.process import start_beside
 from gymsdk.cli.show import RolloutChoice
 from gymsdk.errors import UsageError
-from gymsdk.interpreter import build_module_command
 from gymsdk.models.options import ModelOptions
 from gymsdk.settings import EXPORT, VIEWER, Flag
 
@@ -135,13 +135,7 @@ def run_viewer(folder: Path) -> Iterator[Callable[[], None]]:
 
     def start() -> None:
         nonlocal process
-        is_seen = sys.stderr.isatty()
-        command = build_module_command("gymsdk", "view", str(folder), "--with-parent")
-        command += [] if is_seen else ["--no-browser"]
-        # The address must not mix with the metrics on standard output. Ctrl-C stops the run, but not the viewer.
-        process = subprocess.Popen(  # noqa: S603  # our own command
-            command, stdin=subprocess.PIPE, stdout=sys.stderr.fileno(), start_new_session=True
-        )
+        process = start_beside("view", str(folder), *([] if sys.stderr.isatty() else ["--no-browser"]))
 
     try:
         yield start
