@@ -55,31 +55,20 @@ async def test_the_policy_receives_the_history_the_tools_and_the_rows_parameters
             requests.append(request)
             return responses.build_response([responses.build_message("done")], model="keeps")
 
-    row = {"responses_create_params": {"input": "Hi", "temperature": 0.5, "top_p": None, "tool_choice": "auto"}}
-    await play(
-        Environment("notebook", notebook), RecordingModel(), row, sampling={"temperature": 1.0, "max_output_tokens": 9}
-    )
-    [request] = requests
-    assert request.pop("tools")[0]["name"] == "note"
-    assert request == {
+    params = {"input": "Hi", "temperature": 0.5, "top_p": None, "tool_choice": "auto"}
+    environment, sampling = Environment("notebook", notebook), {"temperature": 1.0, "max_output_tokens": 9}
+    await play(environment, RecordingModel(), {"responses_create_params": params}, sampling=sampling)
+    assert requests[0].pop("tools")[0]["name"] == "note"
+    assert requests[0] == {
         "input": [{"role": "user", "content": "Hi"}],
         "temperature": 1.0,
         "tool_choice": "auto",
         "max_output_tokens": 9,
     }
-
-
-async def test_tools_without_a_name_are_not_sent_to_the_policy(notebook, policy):
-    requests = []
-
-    class RecordingModel:
-        async def respond(self, request, *, episode=None):
-            requests.append(request)
-            return responses.build_response([responses.build_message("done")], model="keeps")
-
+    # Tools without a name are not sent.
     row = {"responses_create_params": {"input": "Hi", "tools": [{"type": "web_search"}]}}
-    await play(Environment("notebook", notebook), RecordingModel(), row)
-    assert "tools" not in requests[0]
+    await play(environment, RecordingModel(), row)
+    assert "tools" not in requests[1]
 
 
 async def test_messages_of_a_turns_steps_come_after_all_its_outputs(policy, task):
@@ -118,20 +107,15 @@ async def test_a_turn_without_text_or_calls_ends_the_episode(notebook, policy, t
     assert (rollout.outcome, rollout.ended, rollout.turns) == ("scored", "done", 1)
 
 
-async def test_an_episode_that_the_turn_budget_ends_is_verified(notebook, policy, task):
-    rollout = await play(Environment("notebook", notebook), policy(notes("a")), task, budget=Budget(turns=3))
-    assert (rollout.ended, rollout.reward, rollout.turns) == ("turns", 3.0, 3)
-
-
-async def test_the_tool_budget_ends_an_episode_and_answers_the_remaining_calls(notebook, policy, task):
-    rollout = await play(Environment("notebook", notebook), policy(notes("a", "b")), task, budget=Budget(tools=3))
-    assert (rollout.ended, rollout.reward, rollout.turns) == ("tools", 3.0, 2)
-    assert outputs(rollout) == ["noted a", "noted b", "noted a", NOT_RUN_OUTPUT]
-
-
-async def test_a_tool_budget_of_zero_runs_no_tool(notebook, policy, task):
-    rollout = await play(Environment("notebook", notebook), policy(notes("a")), task, budget=Budget(tools=0))
-    assert (rollout.ended, rollout.reward) == ("tools", 0.0)
+@pytest.mark.parametrize(
+    ("calls", "budget", "ended", "reward", "turns"),
+    [("a", {"turns": 3}, "turns", 3.0, 3), ("ab", {"tools": 3}, "tools", 3.0, 2), ("a", {"tools": 0}, "tools", 0.0, 1)],
+)
+async def test_an_episode_that_a_budget_ends_is_verified(notebook, policy, task, calls, budget, ended, reward, turns):
+    rollout = await play(Environment("notebook", notebook), policy(notes(*calls)), task, budget=Budget(**budget))
+    assert (rollout.ended, rollout.reward, rollout.turns) == (ended, reward, turns)
+    if budget == {"tools": 3}:
+        assert outputs(rollout) == ["noted a", "noted b", "noted a", NOT_RUN_OUTPUT]
 
 
 @pytest.mark.parametrize("wrong", [{"turns": 0}, {"tools": -1}, {"seconds": 0}, {"steps": 3}])

@@ -9,13 +9,10 @@ from gymsdk import Environment, Failed, Reset, hookimpl
 from .environments import Count, Judge, Question
 
 
-async def test_close_receives_the_task_and_the_state(recorded, recorder):
+async def test_close_receives_the_task_and_the_state_and_is_optional(recorded, recorder, task):
     episode = await recorded.reset(Question.ask("?"))
     await recorded.close(episode)
     assert recorder.given["close"] == {"task": episode.task, "state": episode.state, "shared": "index 3"}
-
-
-async def test_close_is_optional(task):
     environment = Environment("judge", Judge())
     await environment.close(await environment.reset(task))
 

@@ -10,7 +10,7 @@ import pytest
 
 from gymsdk import BrokenEnvironment, Environment, UsageError, hookimpl
 
-from .environments import Judge, Question
+from .environments import Judge
 
 
 async def test_lifespan_is_entered_and_left_once_for_all_episodes(task):
@@ -32,20 +32,9 @@ async def test_lifespan_is_entered_and_left_once_for_all_episodes(task):
         await environment.reset(task)
         await environment.reset(task)
     assert events == ["begin", "reset", "reset", "end"]
-    with pytest.raises(UsageError, match="environment 'lives' has a lifespan"):
-        await environment.reset(task)
-
-
-async def test_lifespan_that_was_not_entered_is_a_usage_error(recorder):
-    environment = Environment("recorded", recorder)
-    message = "environment 'recorded' has a lifespan; play it inside `async with environment:`"
+    message = "environment 'lives' has a lifespan; play it inside `async with environment:`"
     with pytest.raises(UsageError, match=message):
-        await environment.reset(Question.ask("?"))
-
-
-async def test_lifespan_is_optional(task):
-    async with Environment("judge", Judge()) as environment:
-        assert (await environment.reset(task)).task == task
+        await environment.reset(task)
 
 
 class Lifespan(Judge):
@@ -78,48 +67,26 @@ async def test_a_lifespan_that_fails_on_entry_breaks_the_environment(context, me
         await Environment("lives", Lifespan(context)).__aenter__()
 
 
-async def test_lifespan_that_fails_on_exit_is_logged_and_changes_nothing(caplog, task):
+async def test_lifespan_that_fails_on_exit_is_logged_and_changes_nothing_and_it_is_optional(caplog, task):
     caplog.set_level(logging.WARNING)
-    async with Environment("lives", Lifespan(fail_on_exit)) as environment:
-        await environment.reset(task)
-    assert "environment 'lives': hook 'lifespan' failed when it ended: ConnectionError('no index')" in caplog.text
+    for plugin in (Judge(), Lifespan(lambda: None), Lifespan(fail_on_exit)):
+        async with Environment("lives", plugin) as environment:
+            assert (await environment.reset(task)).task == task
+    assert caplog.text.count("environment 'lives': hook 'lifespan' failed when it ended: ") == 1
+    assert "ConnectionError('no index')" in caplog.text
 
 
-async def test_lifespan_may_return_none(task):
-    async with Environment("lives", Lifespan(lambda: None)) as environment:
-        assert (await environment.reset(task)).task == task
-
-
-async def test_lifespan_lasts_until_the_last_caller_leaves(task):
-    ended = []
-
-    @asynccontextmanager
-    async def lives():
-        yield "index"
-        ended.append(True)
-
-    environment = Environment("lives", Lifespan(lives))
-    async with environment:
-        async with environment:
-            pass
-        assert (await environment.reset(task)).task == task
-        assert not ended
-    assert ended == [True]
-
-
-async def test_lifespan_is_entered_once_for_two_simultaneous_callers():
+async def test_lifespan_is_entered_once_for_two_simultaneous_callers(task):
     events: list[str] = []
 
-    class Slow(Judge):
-        @hookimpl
-        @asynccontextmanager
-        async def lifespan(self):
-            events.append("begin")
-            await asyncio.sleep(0.01)
-            yield events
-            events.append("end")
+    @asynccontextmanager
+    async def live():
+        events.append("begin")
+        await asyncio.sleep(0.01)
+        yield events
+        events.append("end")
 
-    environment = Environment("slow", Slow())
+    environment = Environment("slow", Lifespan(live))
 
     async def enter() -> None:
         async with environment:
@@ -127,3 +94,10 @@ async def test_lifespan_is_entered_once_for_two_simultaneous_callers():
 
     await asyncio.gather(enter(), enter())
     assert events == ["begin", "end"]
+    # It lasts until the last caller leaves.
+    async with environment:
+        async with environment:
+            pass
+        assert (await environment.reset(task)).task == task
+        assert events == ["begin", "end", "begin"]
+    assert events == ["begin", "end", "begin", "end"]

@@ -24,20 +24,17 @@ class GivenMetrics(Judge):
         return self.answers[-1]
 
 
-async def test_metrics_of_several_hooks_are_merged():
-    environment = Environment("figures", GivenMetrics({"a": 1}, {"b": 0.5}))
-    assert await environment.metrics([]) == {"a": 1.0, "b": 0.5}
-    assert await Environment("figures", GivenMetrics(None)).metrics([]) == {}
-
-
-async def test_metrics_receives_the_rollouts():
+async def test_metrics_receives_the_rollouts_and_those_of_several_hooks_are_merged():
     class Counts(Judge):
         @hookimpl
         def metrics(self, rollouts):
-            return {"total": sum(each.reward for each in rollouts)}
+            return {"total": sum(rollout.reward for rollout in rollouts)}
 
     rollout = Rollout(id="1", environment="counts", row={}, seed=0, outcome="scored", reward=2.0)
     assert await Environment("counts", Counts()).metrics([rollout, rollout]) == {"total": 4.0}
+    environment = Environment("figures", GivenMetrics({"a": 1}, {"b": 0.5}))
+    assert await environment.metrics([]) == {"a": 1.0, "b": 0.5}
+    assert await Environment("figures", GivenMetrics(None)).metrics([]) == {}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal
 
 import pytest
@@ -23,19 +24,16 @@ class Rows(Judge):
         return self.answer(split, seed, config)
 
 
-def test_tasks_receives_the_split_the_seed_and_the_config():
+def test_tasks_receives_the_split_the_seed_and_the_config_and_may_be_endless():
     environment = Environment("rows", Rows(lambda *given: [Task.ask(str(given))]), {"level": 2})
     assert environment.splits == ("train", "test")
     [task] = environment.tasks("test", seed=5)
     assert task.input[0]["content"] == "('test', 5, Settings(level=2))"
-
-
-def test_tasks_may_be_endless():
-    def endless(split, seed, config):
-        while True:
-            yield {"responses_create_params": {"input": "?"}}
-
-    assert next(Environment("rows", Rows(endless)).tasks("train")).input == [{"role": "user", "content": "?"}]
+    endless = Rows(lambda *_: itertools.repeat({"responses_create_params": {"input": "?"}}))
+    assert next(Environment("rows", endless).tasks("train")).input == [{"role": "user", "content": "?"}]
+    message = "the row does not fit environment 'rows': responses_create_params: Field required"
+    with pytest.raises(BadRow, match=message):
+        list(Environment("rows", Rows(lambda *_: [{"answer": 1}])).tasks("train"))
 
 
 def test_an_unknown_split_is_reported_with_the_known_splits():
@@ -44,13 +42,6 @@ def test_an_unknown_split_is_reported_with_the_known_splits():
     assert str(caught.value) == (
         "environment 'rows' has no split 'tarin'; did you mean 'train'? Its splits: train, test"
     )
-
-
-def test_tasks_that_do_not_fit_are_rejected():
-    with pytest.raises(
-        BadRow, match="the row does not fit environment 'rows': responses_create_params: Field required"
-    ):
-        list(Environment("rows", Rows(lambda *_: [{"answer": 1}])).tasks("train"))
 
 
 def fail_after_one(*_):

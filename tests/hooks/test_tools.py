@@ -6,29 +6,21 @@ import pytest
 
 from gymsdk import BrokenEnvironment, Environment, hookimpl
 
-from .environments import Judge, Settings, Tooled, go, stop
+from .environments import Judge, Settings, Tooled, go
 
 
-def test_tools_are_offered_by_name():
-    assert list(Environment("tooled", Tooled()).tools) == ["go", "stop"]
+def test_tools_of_several_hooks_are_merged_and_may_depend_on_the_config():
+    def up(): ...
 
+    def down(): ...
 
-def test_tools_of_several_hooks_are_merged():
     class More(Tooled):
         @hookimpl(specname="tools")
-        def more(self):
-            return [test_tools_are_offered_by_name]
+        def more(self, config: Settings):
+            return [up, down][: config.level]
 
-    assert list(Environment("more", More()).tools) == ["go", "stop", "test_tools_are_offered_by_name"]
-
-
-def test_tools_may_depend_on_the_config():
-    class Some(Judge):
-        @hookimpl
-        def tools(self, config: Settings):
-            return [go, stop][: config.level]
-
-    assert list(Environment("some", Some(), {"level": 1}).tools) == ["go"]
+    assert list(Environment("tooled", Tooled()).tools) == ["go", "stop"]
+    assert list(Environment("more", More(), {"level": 1}).tools) == ["go", "stop", "up"]
 
 
 @pytest.mark.parametrize(
