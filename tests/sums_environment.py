@@ -66,3 +66,25 @@ def solve(task: Sum):
     return Message(content=str(task.answer))
 """
 """An environment of additions; settings make tasks raise, return a verdict that is not JSON, or hang."""
+
+PLAIN = """
+import asyncio, contextlib, os, sys, threading, time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from pydantic import Field
+from gymsdk import Claims, Config, Message, Model, Reset, State, Step, Task, ToolCall, Verdict, hookimpl, offload
+
+@hookimpl
+def tasks(split: Literal["train"]):
+    for number in range(12):
+        yield Task.ask(f"Say {number}.")
+
+@hookimpl
+def verify():
+    return Verdict(reward=1.0)
+
+@hookimpl
+def solve():
+    return Message(content="yes")
+"""
+"""An environment that is satisfied with every reply. What a test appends replaces what it names again."""

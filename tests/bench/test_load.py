@@ -66,24 +66,6 @@ class Broken:
         return await gymsdk.model("scripted/oracle").respond(request, episode=episode)
 
 
-@pytest.mark.slow
-async def test_every_rollout_is_counted_and_correct() -> None:
-    async with staged() as stage:
-        load = await run_load(stage, await right(), LoadPlan(concurrency=3, rollouts=20))
-    assert (load.rollouts, load.reward, load.expected, load.wrong, load.failures) == (20, 1.0, 1.0, 0, {})
-    assert (load.calls, load.requests, load.open) == (1.0, {"sums_simple_agent": 1.0}, 0)
-    assert load.latency is not None
-    assert 0 < load.latency.p50 <= load.latency.p90 <= load.latency.p99
-    assert load.is_correct
-
-
-async def test_concurrency_is_limited() -> None:
-    model = Slow()
-    async with staged(model) as stage:
-        await run_load(stage, await right(), LoadPlan(concurrency=5, rollouts=25))
-    assert model.most == 5
-
-
 async def test_an_open_loop_sends_at_the_given_rate_and_bounds_the_outstanding_rollouts() -> None:
     model = Slow()
     async with staged(model) as stage:
@@ -99,10 +81,17 @@ async def test_an_open_loop_sends_at_the_given_rate_and_bounds_the_outstanding_r
     assert load.stages["send"] > 0
 
 
-async def test_a_load_shows_where_the_time_went_and_what_was_transferred() -> None:
-    async with staged(Slow()) as stage:
+async def test_every_rollout_is_counted_and_correct_and_a_load_shows_where_the_time_went() -> None:
+    model = Slow()
+    async with staged(model) as stage:
+        assert stage.pids == {SERVERS: os.getpid()}
         load = await run_load(stage, await right(), LoadPlan(concurrency=5, rollouts=25))
+    assert (load.rollouts, load.reward, load.expected, load.wrong, load.failures) == (25, 1.0, 1.0, 0, {})
+    assert (load.calls, load.requests, load.open) == (1.0, {"sums_simple_agent": 1.0}, 0)
+    assert load.is_correct
+    assert model.most == 5
     assert load.latency is not None
+    assert 0 < load.latency.p50 <= load.latency.p90 <= load.latency.p99
     assert sum(load.stages.values()) == pytest.approx(load.latency.mean, rel=0.1)
     assert {"queue", "reset", "model", "step", "verify", "close", "serialise", "server", "client"} == load.stages.keys()
     assert load.stages["model"] >= 10.0
@@ -111,21 +100,18 @@ async def test_a_load_shows_where_the_time_went_and_what_was_transferred() -> No
     assert traffic.sent > traffic.received > 200
     assert load.loop_lag.keys() == {SERVERS, LOAD}
     assert all(0 <= lag.p50 <= lag.p99 <= lag.max for lag in load.loop_lag.values())
+    assert load.cpu[SERVERS] > 0
+    assert load.memory[SERVERS].most >= load.memory[SERVERS].before > 20.0
 
 
-async def test_a_reward_that_differs_from_the_recording_is_wrong() -> None:
+async def test_a_reward_that_differs_from_the_recording_is_wrong_and_an_unknown_one_is_not_compared() -> None:
     recording = await right(4)
-    other = replace(recording, rewards=(1.0, 0.0, 1.0, 1.0))
     async with staged() as stage:
+        other = replace(recording, rewards=(1.0, 0.0, 1.0, 1.0))
         load = await run_load(stage, other, LoadPlan(concurrency=2, rollouts=8))
-    assert (load.wrong, load.reward, load.expected) == (2, 1.0, 0.75)
-    assert not load.is_correct
-
-
-async def test_unknown_rewards_are_not_compared() -> None:
-    async with staged("scripted/null") as stage:
-        load = await run_load(stage, replace(await right(4), rewards=None), LoadPlan(concurrency=2, rollouts=4))
-    assert (load.wrong, load.expected, load.reward) == (None, None, 0.0)
+        assert (load.wrong, load.reward, load.expected, load.is_correct) == (2, 1.0, 0.75, False)
+        load = await run_load(stage, replace(recording, rewards=None), LoadPlan(concurrency=2, rollouts=4))
+    assert (load.wrong, load.expected, load.reward) == (None, None, 1.0)
 
 
 async def test_failures_are_counted_by_their_kind() -> None:
@@ -146,14 +132,6 @@ async def test_a_timed_load_ends_in_time_and_repeats_tasks() -> None:
     assert load.seconds >= 0.7
     assert load.rollouts > 2
     assert load.is_correct
-
-
-async def test_servers_in_one_process_are_measured_as_one() -> None:
-    async with staged() as stage:
-        assert stage.pids == {SERVERS: os.getpid()}
-        load = await run_load(stage, await right(2), LoadPlan(concurrency=2, rollouts=30))
-    assert load.cpu[SERVERS] > 0
-    assert load.memory[SERVERS].most >= load.memory[SERVERS].before > 20.0
 
 
 async def test_an_ended_server_process_is_reported() -> None:

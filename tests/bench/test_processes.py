@@ -45,17 +45,15 @@ def start_process() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_a_process_reports_its_cpu_and_memory(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
-    used = processes.measure_process(start_process(BUSY + KEEPS).pid)
-    assert 0.28 <= used.cpu < 2.0
-    assert used.memory > 30.0
-    assert (used.children_cpu, used.children_memory) == (0.0, 0.0)
-
-
-def test_cpu_of_ended_children_counts_as_that_of_children(
+def test_a_process_reports_its_cpu_and_memory_and_those_of_its_children(
     start_process: Callable[[str], subprocess.Popen[str]],
 ) -> None:
-    used = processes.measure_process(start_process(PARENT).pid)
+    alone = processes.measure_process(start_process(BUSY + KEEPS).pid)
+    assert 0.28 <= alone.cpu < 2.0
+    assert alone.memory > 30.0
+    assert (alone.children_cpu, alone.children_memory) == (0.0, 0.0)
+    parent = start_process(PARENT)
+    used = processes.measure_process(parent.pid)
     assert used.cpu < 0.28 <= used.children_cpu
     assert used.memory < 30.0 < used.children_memory
 
@@ -93,20 +91,11 @@ def test_the_pss_is_used_only_if_the_system_reports_it_for_all_processes() -> No
     assert processes.choose_memory_measure([os.getpid(), ended.pid]) == "RSS"
 
 
-def test_a_missing_process_raises() -> None:
+def test_a_zombie_does_not_count_as_running_and_a_missing_process_raises() -> None:
     process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert not processes.is_running(process.pid)
     process.wait()
     assert not processes.is_running(process.pid)
     with pytest.raises(ProcessLookupError, match=f"process {process.pid} does not exist"):
         processes.measure_process(process.pid)
-
-
-def test_a_zombie_does_not_count_as_running(
-    start_process: Callable[[str], subprocess.Popen[str]],
-) -> None:
-    process = start_process(KEEPS)
-    process.stdin.close()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert not processes.is_running(process.pid)
-    process.wait()
-    process.stdin = None

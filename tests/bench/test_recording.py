@@ -29,20 +29,20 @@ def solve(task):
 """
 
 
-async def test_the_rewards_are_those_of_the_scripted_policy_in_process(installed: Callable[..., Path]) -> None:
+async def test_the_rewards_are_those_of_the_scripted_policy_and_can_be_replayed_or_selected(
+    installed: Callable[..., Path], tmp_path: Path
+) -> None:
     installed()
-    half = await record_rollouts(gymsdk.load("sums"), gymsdk.model("scripted/oracle:0.5"), split="train", limit=40)
+    sums, model, file = gymsdk.load("sums"), gymsdk.model("scripted/oracle:0.5"), tmp_path / "recording.jsonl"
+    half = await record_rollouts(sums, model, split="train", limit=40)
     assert len(half.jobs) == len(half.rewards or ()) == 40
     assert set(half.rewards or ()) == {0.0, 1.0}
-
-
-async def test_a_recording_can_be_replayed(installed: Callable[..., Path], tmp_path: Path) -> None:
-    installed()
-    sums, file = gymsdk.load("sums"), tmp_path / "recording.jsonl"
-    half = await record_rollouts(sums, gymsdk.model("scripted/oracle:0.5"), split="train", limit=20)
     half.write(file)
-    again = await record_rollouts(sums, gymsdk.model(f"scripted/replay:{file}"), split="train", limit=20)
+    again = await record_rollouts(sums, gymsdk.model(f"scripted/replay:{file}"), split="train", limit=40)
     assert again.rewards == half.rewards
+    right = await record_rollouts(sums, model, split="train", limit=20, keep=lambda rollout: rollout.reward == 1.0)
+    assert 0 < len(right.jobs) < 20
+    assert set(right.rewards or ()) == {1.0}
 
 
 async def test_the_first_of_tasks_with_equal_openings_is_recorded(environment: Callable[..., Environment]) -> None:
@@ -51,35 +51,14 @@ async def test_the_first_of_tasks_with_equal_openings_is_recorded(environment: C
     assert found.rewards == (1.0, 1.0, 1.0)
 
 
-async def test_tasks_are_selected_by_their_rollout(installed: Callable[..., Path]) -> None:
+async def test_an_empty_recording_and_a_task_without_a_reward_are_rejected(installed: Callable[..., Path]) -> None:
     installed()
-    found = await record_rollouts(
-        gymsdk.load("sums"),
-        gymsdk.model("scripted/oracle:0.5"),
-        split="train",
-        limit=20,
-        keep=lambda rollout: rollout.reward == 1.0,
-    )
-    assert 0 < len(found.jobs) < 20
-    assert set(found.rewards or ()) == {1.0}
-
-
-async def test_a_task_without_a_reward_cannot_be_recorded(installed: Callable[..., Path]) -> None:
-    installed()
-    sums = gymsdk.load("sums")
-    broken = next(iter(sums.tasks("train"))).row()["answer"]
-    with pytest.raises(UsageError, match=r"task 0 of 'sums' cannot be recorded \(hook_raised: .*choose another split"):
-        await record_rollouts(
-            gymsdk.load("sums", breaks=[broken]), gymsdk.model("scripted/oracle"), split="train", limit=2
-        )
-
-
-async def test_an_empty_recording_is_rejected(installed: Callable[..., Path]) -> None:
-    installed()
+    sums, null = gymsdk.load("sums"), gymsdk.model("scripted/null")
     with pytest.raises(UsageError, match="no task of 'sums' can be replayed deterministically"):
-        await record_rollouts(
-            gymsdk.load("sums"), gymsdk.model("scripted/null"), split=None, limit=2, keep=lambda each: each.turns == 9
-        )
+        await record_rollouts(sums, null, split=None, limit=2, keep=lambda rollout: rollout.turns == 9)
+    broken = gymsdk.load("sums", breaks=[next(iter(sums.tasks("train"))).row()["answer"]])
+    with pytest.raises(UsageError, match=r"task 0 of 'sums' cannot be recorded \(hook_raised: .*choose another split"):
+        await record_rollouts(broken, gymsdk.model("scripted/oracle"), split="train", limit=2)
 
 
 def test_an_empty_split_is_rejected(environment: Callable[..., Environment]) -> None:
