@@ -96,35 +96,25 @@ async def wait_until(is_so: Callable[[], object]) -> None:
 
 
 @pytest.mark.slow
-async def test_every_server_responds_once_the_launch_is_ready(
+async def test_every_server_responds_and_is_listed_by_the_head_once_the_launch_is_ready(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
-    async with serve([environment(ASKED)]) as running:
-        answers = {name: (await http_client.get(f"{url}/readyz")).status_code for name, url in running.urls.items()}
-        head = await http_client.get(f"{running.head_url}/readyz")
-    assert answers == dict.fromkeys(["made", "made_simple_agent", "made_environment_server", "policy_model"], 200)
-    assert head.status_code == 200
-
-
-@pytest.mark.slow
-async def test_the_head_lists_the_address_of_every_server(
-    environment: Callable[..., Environment], http_client: httpx.AsyncClient
-) -> None:
-    async with serve([environment(ASKED)]) as running:
+    async with serve([environment(ASKED)], model="scripted/oracle") as running:
+        urls = {**running.urls, "head": running.head_url}
+        answers = {name: (await http_client.get(f"{url}/readyz")).status_code for name, url in urls.items()}
         served_config = yaml.safe_load((await http_client.get(f"{running.head_url}/global_config_dict_yaml")).json())
         instances = (await http_client.get(f"{running.head_url}/server_instances")).json()
-    blocks = {each.name: served_config[each.name][each.kind][each.implementation] for each in running.services}
-    assert {name: f"http://{block['host']}:{block['port']}" for name, block in blocks.items()} == running.urls
-    assert {each["process_name"]: each["status"] for each in instances} == dict.fromkeys(running.urls, "success")
-    assert served_config["environment_server_routes"] == {"made": "made_environment_server"}
-
-
-@pytest.mark.slow
-async def test_servers_are_called_by_name(environment: Callable[..., Environment]) -> None:
-    async with serve([environment(ASKED)]) as running:
+        played = (await http_client.post(f"{running.urls['made_simple_agent']}/run", json=ROW)).json()
         client = ServerClient(running.head_url)
-        answer = await client.post(server_name="made", url_path="/verify", json={**ROW, "response": {"output": []}})
-    assert answer.json()["reward"] == 0.0
+        bodies = [{**ROW, "response": response} for response in (played["response"], {"output": []})]
+        judged = [(await client.post("made", "/verify", json=body)).json()["reward"] for body in bodies]
+    names = ["made", "made_simple_agent", "made_environment_server", "policy_model"]
+    assert answers == dict.fromkeys([*names, "head"], 200)
+    assert (played["reward"], judged) == (1.0, [1.0, 0.0])
+    blocks = {spec.name: served_config[spec.name][spec.kind][spec.implementation] for spec in running.services}
+    assert {name: f"http://{block['host']}:{block['port']}" for name, block in blocks.items()} == running.urls
+    assert {entry["process_name"]: entry["status"] for entry in instances} == dict.fromkeys(running.urls, "success")
+    assert served_config["environment_server_routes"] == {"made": "made_environment_server"}
 
 
 @pytest.mark.slow
@@ -137,37 +127,20 @@ async def test_the_model_server_serves_the_policy_model(
 
 
 @pytest.mark.slow
-async def test_the_agent_uses_the_environment_of_the_resources_server(
-    environment: Callable[..., Environment], http_client: httpx.AsyncClient
-) -> None:
-    async with serve([environment(ASKED)], model="scripted/oracle") as running:
-        played = (await http_client.post(f"{running.urls['made_simple_agent']}/run", json=ROW)).json()
-        body = {**ROW, "response": played["response"]}
-        judged = (await http_client.post(f"{running.urls['made']}/verify", json=body)).json()
-    assert (played["reward"], judged["reward"]) == (1.0, 1.0)
-
-
-@pytest.mark.slow
 async def test_an_environment_is_served_by_its_name_with_its_settings(http_client: httpx.AsyncClient) -> None:
     async with serve(deployment=Deployment(environments={"multineedle": {"distractors": 17}})) as running:
         assert running.environments[0].config.distractors == 17
         assert set(running.urls) > {"multineedle", "multineedle_simple_agent"}
 
 
-async def test_each_server_can_have_a_configured_port(environment: Callable[..., Environment]) -> None:
-    head, own = find_free_port(), find_free_port()
-    async with serve([environment(ASKED)], deployment=Deployment(port=head, server_ports={"made": own})) as running:
-        assert running.head_url == f"http://127.0.0.1:{head}"
-        assert running.urls["made"] == f"http://127.0.0.1:{own}"
-
-
-@pytest.mark.slow
-async def test_the_ports_are_free_after_the_launch(
+async def test_each_server_can_have_a_configured_port_which_is_free_after_the_launch(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
     deployment = Deployment(port=find_free_port(), server_ports={"made": find_free_port()})
     for _ in range(2):
         async with serve([environment(ASKED)], deployment=deployment) as running:
+            assert running.head_url == f"http://127.0.0.1:{deployment.port}"
+            assert running.urls["made"] == f"http://127.0.0.1:{deployment.server_ports['made']}"
             assert (await http_client.get(running.urls["made"])).status_code == 200
     assert is_free(deployment.port)
 
@@ -213,26 +186,19 @@ async def test_a_public_host_is_rejected_at_every_place_in_the_configuration(
             pass
 
 
-async def test_the_head_has_the_address_from_the_configuration(http_client: httpx.AsyncClient) -> None:
-    port = find_free_port()
-    deployment = Deployment(head_host="127.0.0.2", port=port)
-    async with serve(["tool_call"], deployment=deployment) as running:
-        served_config = yaml.safe_load((await http_client.get(f"{running.head_url}/global_config_dict_yaml")).json())
-    assert running.head_url == f"http://127.0.0.2:{port}"
-    assert served_config["head_server"] == {"host": "127.0.0.2", "port": port}
-
-
-async def test_the_oracle_model_requires_environments() -> None:
-    deployment = Deployment(role="model", head_url="http://127.0.0.1:9")
-    with pytest.raises(UsageError, match="name them, as in gymsdk serve math --role model"):
-        async with serve(model="scripted/oracle", deployment=deployment):
-            pass
-
-
-async def test_a_model_node_requires_a_model() -> None:
+@pytest.mark.parametrize(
+    ("environments", "model", "message"),
+    [
+        ([], "scripted/oracle", "name them, as in gymsdk serve math --role model"),
+        (["math"], None, "--role model has no model to serve; add one with --model"),
+    ],
+)
+async def test_a_model_node_requires_a_model_and_the_oracle_requires_environments(
+    environments: list[str], model: str | None, message: str
+) -> None:
     deployment = Deployment(role="model", head_url="http://127.0.0.1:9", server_ports={"policy_model": 9})
-    with pytest.raises(UsageError, match="--role model has no model to serve; add one with --model"):
-        async with serve(["math"], deployment=deployment):
+    with pytest.raises(UsageError, match=message):
+        async with serve(environments, deployment=deployment, model=model):
             pass
 
 
@@ -263,16 +229,12 @@ async def test_an_address_of_another_machine_is_reported(environment: Callable[.
             pass
 
 
-@pytest.mark.parametrize("name", ["policy_model", "head_server"])
-async def test_a_reserved_server_name_is_rejected(made: Callable[..., ModuleType], name: str) -> None:
-    with pytest.raises(UsageError, match=f"two servers would be named '{name}'"):
-        async with serve([Environment(name, made(ASKED))]):
-            pass
-
-
-async def test_two_environments_with_one_name_are_rejected(environment: Callable[..., Environment]) -> None:
-    with pytest.raises(UsageError, match="two servers would be named 'made'; leave out one"):
-        async with serve([environment(ASKED), environment(ASKED)]):
+@pytest.mark.parametrize("names", [["policy_model"], ["head_server"], ["made", "made"]])
+async def test_a_reserved_or_repeated_server_name_is_rejected(
+    made: Callable[..., ModuleType], names: list[str]
+) -> None:
+    with pytest.raises(UsageError, match=f"two servers would be named '{names[0]}'; leave out one"):
+        async with serve([Environment(name, made(ASKED)) for name in names]):
             pass
 
 
@@ -297,14 +259,6 @@ async def test_the_context_may_exit_in_another_task(environment: Callable[..., E
     assert is_free(running.services[0].port)
 
 
-async def test_an_environment_that_hangs_at_start_is_named(environment: Callable[..., Environment]) -> None:
-    deployment = Deployment(port=find_free_port(), times=QUICK.model_copy(update={"starting": 0.2}))
-    with pytest.raises(GymsdkError, match=r"the lifespan of environment 'made' did not start within 0\.2 seconds"):
-        async with serve([environment(lasting("await asyncio.sleep(60)"))], deployment=deployment):
-            pass
-    assert is_free(deployment.port)
-
-
 async def test_the_head_reports_servers_that_are_starting(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
@@ -319,10 +273,27 @@ async def test_the_head_reports_servers_that_are_starting(
     assert is_free(deployment.port)
 
 
-async def test_an_environment_that_fails_at_start_stops_all_servers(environment: Callable[..., Environment]) -> None:
-    deployment = Deployment(port=find_free_port(), times=QUICK)
-    with pytest.raises(BrokenEnvironment, match="environment 'made': hook 'lifespan' raised RuntimeError: no engine"):
-        async with serve([environment(lasting("raise RuntimeError('no engine')"))], deployment=deployment):
+@pytest.mark.parametrize(
+    ("begins", "error", "message"),
+    [
+        (
+            "raise RuntimeError('no engine')",
+            BrokenEnvironment,
+            "environment 'made': hook 'lifespan' raised RuntimeError: no engine",
+        ),
+        (
+            "await asyncio.sleep(60)",
+            GymsdkError,
+            r"the lifespan of environment 'made' did not start within 0\.2 seconds",
+        ),
+    ],
+)
+async def test_an_environment_that_fails_or_hangs_at_start_stops_all_servers(
+    environment: Callable[..., Environment], begins: str, error: type[GymsdkError], message: str
+) -> None:
+    deployment = Deployment(port=find_free_port(), times=QUICK.model_copy(update={"starting": 0.2}))
+    with pytest.raises(error, match=message):
+        async with serve([environment(lasting(begins))], deployment=deployment):
             pass
     assert is_free(deployment.port)
 
@@ -392,18 +363,19 @@ async def test_open_sessions_are_closed_at_stop(
     assert made.plugin.closed == [1, 1, 1]  # type: ignore[attr-defined]  # defined by the test environment
 
 
-async def test_servers_without_a_host_are_reached_where_the_head_is(
+async def test_servers_without_a_host_are_reached_at_the_configured_address_of_the_head(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
-    async with serve(
-        [environment(ASKED)], deployment=Deployment(head_host="127.0.0.2", port=find_free_port())
-    ) as running:
-        assert {each.host for each in running.services} == {"127.0.0.2"}
+    deployment = Deployment(head_host="127.0.0.2", port=find_free_port())
+    async with serve([environment(ASKED)], deployment=deployment) as running:
+        served_config = yaml.safe_load((await http_client.get(f"{running.head_url}/global_config_dict_yaml")).json())
+        assert served_config["head_server"] == {"host": "127.0.0.2", "port": deployment.port}
+        assert {spec.host for spec in running.services} == {"127.0.0.2"}
         for url in running.urls.values():
             assert (await http_client.get(f"{url}/livez")).status_code == 200
 
 
-@pytest.mark.parametrize("settings", [{"role": "head"}, {"role": "head", "host": "127.0.0.1"}, {"port": 0}])
+@pytest.mark.parametrize("settings", [{"role": "head", "host": "127.0.0.1"}, {"port": 0}])
 async def test_a_head_listens_at_the_address_from_the_configuration(settings: dict[str, Any]) -> None:
     deployment = Deployment(**{"head_host": "127.0.0.2", "port": find_free_port(), **settings})
     async with serve([], deployment=deployment) as running:
