@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import orjson
 
@@ -18,8 +19,8 @@ UNPARSED_ARGUMENTS_KEY = "_arguments"
 """The only key of the arguments that replace a text that is no JSON object; its value is that text."""
 
 
-MAX_FAST_BRACKETS = 500
-"""The number of brackets up to which a text is nested no deeper than every client and server can read."""
+MAX_DEPTH = 500
+"""The levels of nesting that every client and server can read; Python's parser stops at about 1,000 in 3.11 only."""
 
 
 def parse_arguments(arguments: str, parse_int: Callable[[str], float] = int) -> Item | None:
@@ -30,13 +31,29 @@ def parse_arguments(arguments: str, parse_int: Callable[[str], float] = int) -> 
         dump_arguments(value).encode()
     except (ValueError, OverflowError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and not _is_too_deep(arguments, value) else None
+
+
+def _is_too_deep(arguments: str, value: Item) -> bool:
+    if _count_brackets(arguments) <= MAX_DEPTH:
+        return False
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        nested = [
+            child.values() if isinstance(child, dict) else child for child in level if isinstance(child, (dict, list))
+        ]
+        level = [child for children in nested for child in children]
+    return bool(level)
+
+
+def _count_brackets(text: str) -> int:
+    return text.count("[") + text.count("{")
 
 
 def is_object(arguments: str) -> bool:
     """Whether *arguments* are an object that every client and server can read."""
     # Each request checks the whole conversation. Apart from deep nesting, orjson reads nothing that the others refuse.
-    if arguments.count("[") + arguments.count("{") <= MAX_FAST_BRACKETS:
+    if _count_brackets(arguments) <= MAX_DEPTH:
         try:
             return isinstance(orjson.loads(arguments), dict)
         except orjson.JSONDecodeError:
