@@ -107,7 +107,9 @@ class RowSender:
     def __init__(self, agents: AgentClient, recording: Recording, attempts: int) -> None:
         self._agents = agents
         self._attempts = attempts
+        # Before the load: while it runs, the CPU time of this process lowers the rate that it can send.
         self._bodies = {job.task: _encode_job(job) for job in recording.jobs}
+        # Servers answer an id that they have seen, such as that of an earlier benchmark, without playing it again.
         self._run = uuid4().hex[:12]
         self._numbers = count()
 
@@ -200,9 +202,8 @@ async def run_load(stage: Stage, recording: Recording, plan: LoadPlan) -> LoadRe
     # Before the metrics are read, which costs CPU time in the servers.
     used = {name: cpu_seconds - cpu[name] for name, cpu_seconds in measure_cpu(stage).items()}
     after = await read_metrics(stage.metered, headers_for)
-    measured = _Measurements(
-        seconds, used, memories, MetricsDifference(before, after), _summarise_samples(sampler), arrivals
-    )
+    lag = summarise_lag(LagReading("", [*accumulate(sampler.counts)], sampler.longest), None)
+    measured = _Measurements(seconds, used, memories, MetricsDifference(before, after), lag, arrivals)
     return _build_result(stage, recording, plan, tally, measured)
 
 
@@ -304,7 +305,3 @@ def _compute_mean_stages(tally: Tally, measured: _Measurements) -> dict[str, flo
         serialise=mean_milliseconds["serialise"],
         server=mean_milliseconds["run"],
     )
-
-
-def _summarise_samples(sampler: LoopLagSampler) -> LoopLag | None:
-    return summarise_lag(LagReading("", [*accumulate(sampler.counts)], sampler.longest), None)

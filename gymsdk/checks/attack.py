@@ -374,10 +374,6 @@ def _list_every_number(view: TaskView) -> str | None:
     return format_every_form(found_numbers[:60]) if found_numbers else None
 
 
-def _repeat_prompt(view: TaskView) -> str:
-    return " ".join([*map(str, range(201)), *list_options(view.prompt)])
-
-
 def _list_every_choice(view: TaskView) -> Turns:
     tool_calls = [
         (str(tool["name"]), json.dumps(arguments)) for tool in view.tools for arguments in iter_enum_arguments(tool)
@@ -432,7 +428,10 @@ PANEL: tuple[Attack, ...] = (
     *(_build_sign_attack(sign) for sign in string.ascii_letters + string.digits),
     *(_build_expression_attack(place, form) for place in (0, -1) for form in (str, format_answer)),
     _build_reasoning_attack("another task's answer", lambda view: "\n".join(format_turns(view.other))),
-    _build_reasoning_attack("every number from 0 to 200 and every option", _repeat_prompt),
+    _build_reasoning_attack(
+        "every number from 0 to 200 and every option",
+        lambda view: " ".join([*map(str, range(201)), *list_options(view.prompt)]),
+    ),
     Attack("calls a tool at every turn until its turn budget ends", _call_until_budget, FIX_BUDGET_REWARD, 2),
     *(_build_tool_attack(place, times) for place in range(MAX_TOOLS) for times in (1, MAX_LISTED)),
 )

@@ -8,6 +8,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -223,7 +224,8 @@ def find_in_prose(text: str) -> list[str]:
 
 def find_in_base64(text: str) -> list[str]:
     """Return the texts that are encoded as base64."""
-    return [plain for match in _BASE64.findall(text) if (plain := _decode_text(_decode_base64, match))]
+    decode = partial(base64.b64decode, validate=True)
+    return [plain for match in _BASE64.findall(text) if (plain := _decode_text(decode, match))]
 
 
 def find_in_hex(text: str) -> list[str]:
@@ -256,10 +258,6 @@ def _find_candidates(text: str) -> list[str]:
     ]
     # In brackets, the hidden text follows a word that names it.
     return [*candidates, *(candidate.rpartition(" ")[2] for candidate in candidates if " " in candidate)]
-
-
-def _decode_base64(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
 
 
 def _decode_text(decode: Callable[[str], bytes], text: str) -> str:

@@ -178,16 +178,14 @@ def open_programs(environment: Environment) -> Iterator[Programs]:
 
 def _remove_marks(programs: Programs) -> None:
     os.environ.pop(MARK, None)
-    for module in (builtins, *(sys.modules[name] for name in _list_modules(programs.package))):
+    package = programs.package
+    modules = [name for name in sys.modules if name == package or name.startswith(f"{package}.")]
+    for module in (builtins, *(sys.modules[name] for name in modules)):
         if hasattr(module, MARK):
             delattr(module, MARK)
     # A worker process is reused, and its marks would count as those of an earlier reply in the next run.
     if any(execution.record["process"] != os.getpid() for execution in programs.list_executions()):
         _end_workers()
-
-
-def _list_modules(package: str) -> list[str]:
-    return [name for name in sys.modules if name == package or name.startswith(f"{package}.")]
 
 
 def _end_workers() -> None:

@@ -13,7 +13,7 @@ from gymsdk.environment import Environment
 from gymsdk.episode import EpisodeRunner
 from gymsdk.errors import BadRow, EpisodeError
 from gymsdk.models.scripted import build
-from gymsdk.types import Budget, Episode, Item, Playable, Rollout, Task, Verdict, extract_text
+from gymsdk.types import Budget, Episode, Item, Playable, Rollout, Task, Verdict, extract_text, is_content
 
 T = TypeVar("T")
 
@@ -51,15 +51,11 @@ def describe_task(task: Task) -> str:
     task_id = fields.get("id", fields.get("task_id"))
     # An environment may have emptied the row.
     items = task.input if "input" in task.responses_create_params else []
-    prompt = " ".join(extract_text(item.get("content")) for item in items if _is_message_content(item.get("content")))
+    prompt = " ".join(extract_text(item.get("content")) for item in items if is_content(item.get("content")))
     beginning = (
         shorten_text(" ".join(prompt.split()), 60) if prompt.strip() else shorten_text(repr(to_plain(fields)), 60)
     )
     return beginning if task_id is None else f"{to_plain(task_id)}: {beginning}"
-
-
-def _is_message_content(content: object) -> bool:
-    return isinstance(content, str) or (isinstance(content, list) and all(isinstance(part, dict) for part in content))
 
 
 def shorten_text(text: str, longest: int = 80) -> str:

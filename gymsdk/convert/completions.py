@@ -78,7 +78,8 @@ def parse_answer(answer: Any, _: Item, *, strict: bool = False) -> Item:  # noqa
     if not (choices and is_object_list(choices) and all(isinstance(choice.get("text"), str) for choice in choices)):
         message = f"the model's answer is not a completion: {str(answer)[:MAX_EXCERPT_CHARS]}"
         raise Failed(message, kind="model_bad_answer", retryable=True)
-    if aborted := next((reason for reason in map(_get_finish_reason, choices) if reason in ABORTED_REASONS), None):
+    reasons = [str(choice.get("finish_reason")) for choice in choices]
+    if aborted := next((reason for reason in reasons if reason in ABORTED_REASONS), None):
         raise Failed(f"the server gave up the answer (finish_reason {aborted!r})", kind="model_error", retryable=True)
     completion: Item = answer
     return completion
@@ -107,10 +108,6 @@ def stream_chunks(answer: Item, body: Item) -> Iterator[bytes]:
     if with_usage:
         yield build_frame(dump_line(head | {"choices": [], "usage": answer.get("usage")}))
     yield DONE_FRAME
-
-
-def _get_finish_reason(choice: Item) -> str:
-    return str(choice.get("finish_reason"))
 
 
 def _is_prompt(prompt: object) -> bool:

@@ -79,7 +79,9 @@ class Policy:
         The model is not asked where the action is ignored. If a request fails, the turn has a `failure`, which ends its
         episode as failed; the other episodes continue.
         """
-        return self._play_turns(observations, _split_infos(infos, len(observations)))
+        if isinstance(infos, dict):
+            infos = [get_info(infos, number) for number in range(len(observations))]
+        return self._play_turns(observations, infos)
 
     def _play_turns(self, observations: Sequence[Any], infos: Sequence[Info]) -> list[Turn]:
         new = len(infos) - len(self._conversations)
@@ -214,7 +216,3 @@ def _get_episodes(env: SingleEnv | ManyEnvs) -> Sequence[Episode | None]:
     raise UsageError(
         f"a policy plays environments of gymsdk in this process, got {type(base).__name__}; leave out env="
     )
-
-
-def _split_infos(infos: Info | Sequence[Info], count: int) -> Sequence[Info]:
-    return [get_info(infos, number) for number in range(count)] if isinstance(infos, dict) else infos

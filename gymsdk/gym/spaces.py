@@ -170,9 +170,9 @@ class Conversation:
 def _parse_observation(observation: Any) -> list[Item]:
     is_text = isinstance(observation, str) or not isinstance(observation, Sequence)
     if is_text or not all(isinstance(message, Mapping) for message in observation):
+        kind = "text" if isinstance(observation, str) else f"of type {type(observation).__name__}"
         raise UsageError(
-            f"a policy reads chat messages, this observation is {_describe_observation(observation)}; "
-            "create the environment with codec='chat'"
+            f"a policy reads chat messages, this observation is {kind}; create the environment with codec='chat'"
         )
     # The conversion generates IDs, which are not part of the observation.
     return [
@@ -196,10 +196,6 @@ def _parse_tools(offered: Any) -> list[Item]:
     except PARSE_ERRORS as error:
         message = f"info['tools'] must be a list of tools in the form of Chat Completions, got {offered!r}"
         raise UsageError(f"{message}; pass the info of reset() unchanged") from error
-
-
-def _describe_observation(observation: Any) -> str:
-    return "text" if isinstance(observation, str) else f"of type {type(observation).__name__}"
 
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -343,11 +339,7 @@ def _is_message(message: object) -> bool:
     content, calls = message.get("content"), message.get("tool_calls")
     if calls is not None and not (isinstance(calls, list) and all(map(_is_call, calls))):
         return False
-    return _is_content(content) or (content is None and bool(calls))
-
-
-def _is_content(content: object) -> bool:
-    return isinstance(content, str) or (isinstance(content, list) and all(isinstance(part, dict) for part in content))
+    return is_content(content) and (content is not None or bool(calls))
 
 
 def _is_call(call: object) -> bool:

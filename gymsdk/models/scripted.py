@@ -107,7 +107,8 @@ async def play_echo(request: Item, _episode: Episode | None) -> list[Item]:
 
 async def play_random(request: Item, episode: Episode | None) -> list[Item]:
     """Call a random tool with random arguments, or answer with a word or a number; deterministic by seed and turn."""
-    turn = _count_turns(get_input_items(request))
+    history = get_input_items(request)
+    turn = sum(1 for _ in iter_turns(history[len(_get_opening(history)) :]))
     rng = random.Random(f"random:{_get_seed(request, episode)}:{turn}")
     tools = [tool for tool in request.get("tools") or [] if isinstance(tool.get("name"), str)]
     if tools and rng.random() < TOOL_CALL_PROBABILITY:
@@ -138,8 +139,8 @@ def _generate_value(schema: object, rng: random.Random) -> Any:
     if kind == "object" or "properties" in schema:
         properties = schema.get("properties")
         return {
-            key: _generate_value(each, rng)
-            for key, each in (properties.items() if isinstance(properties, dict) else ())
+            key: _generate_value(member, rng)
+            for key, member in (properties.items() if isinstance(properties, dict) else ())
         }
     if kind == "array":
         return [_generate_value(schema.get("items"), rng) for _ in range(rng.randint(0, 3))]
@@ -330,10 +331,6 @@ def _get_opening(history: list[Item]) -> list[Item]:
         if is_policy_item(item) and "id" in item:
             return history[:index]
     return history
-
-
-def _count_turns(history: list[Item]) -> int:
-    return sum(1 for _ in iter_turns(history[len(_get_opening(history)) :]))
 
 
 def _count_bytes(items: list[Item]) -> int:

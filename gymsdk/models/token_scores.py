@@ -28,7 +28,9 @@ async def score(call: TokenCall, ids: Sequence[int]) -> list[float] | None:
     entries = _get(_get_first(_get(completion, "choices")), "prompt_logprobs")
     if isinstance(entries, list):
         return _read([_find_value(entry, token) for entry, token in zip(entries, ids, strict=False)], entries, ids)
-    generated = await post_or_none(call, "/generate", _build_sglang_body(ids))
+    sampling = {"max_new_tokens": 1, "temperature": 1.0}
+    sglang_body = {"input_ids": [*ids], "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+    generated = await post_or_none(call, "/generate", sglang_body)
     entries = _get(_get(generated, "meta_info"), "input_token_logprobs")
     if isinstance(entries, list):
         values = [entry[0] if entry[1] == token else None for entry, token in zip(entries, ids, strict=False)]
@@ -44,11 +46,6 @@ async def post_or_none(call: TokenCall, path: str, body: Item) -> Any:
         if error.answer.status in UNSUPPORTED_STATUSES:
             return None
         raise
-
-
-def _build_sglang_body(ids: Sequence[int]) -> Item:
-    sampling = {"max_new_tokens": 1, "temperature": 1.0}
-    return {"input_ids": [*ids], "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
 
 
 def _read(values: list[float | None], entries: list[Any], ids: Sequence[int]) -> list[float]:

@@ -379,7 +379,8 @@ class Engine:
         options = body | self._reasoning_fields
         prompt, prompt_size = build_prompt(api, body, request, self.tokenizer)
         check_request(request, where="input" if "input" in body else "messages")
-        self._check_tools(request)
+        if self.faults.refuses_tools and request.get("tools") and request.get("tool_choice") in (None, "auto"):
+            raise BadRequest(NO_PARSER_MESSAGE)
         if self.kind == "nemo-rl" and api is chat_inbound.CHAT_API:
             prompt = _keep_generated_ids(prompt)
             prompt_size = prompt.count_tokens()
@@ -427,7 +428,7 @@ class Engine:
         response["output"] = generation.output
         if not generation.is_complete:
             response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        wants_ids = self.kind != "plain" and _wants_ids(body)
+        wants_ids = self.kind != "plain" and bool(body.get("return_token_ids") or body.get("logprobs"))
         if self._computes_usage or wants_ids or not generation.is_complete:
             response["usage"] = build_usage(prompt_size, generation.size)
         if not wants_ids:
@@ -466,10 +467,6 @@ class Engine:
         if fault.malformed:
             output = truncate_call_arguments(output)
         return unparse_calls(output) if self.faults.unparsed else output
-
-    def _check_tools(self, request: Item) -> None:
-        if self.faults.refuses_tools and request.get("tools") and request.get("tool_choice") in (None, "auto"):
-            raise BadRequest(NO_PARSER_MESSAGE)
 
     def compute_max_tokens(self, limit: int | None, prompt_size: int) -> int | None:
         """Return the maximum number of tokens; raises `BadRequest` if the prompt leaves no room."""
@@ -552,10 +549,6 @@ def get_max_tokens(body: Item, fields: Sequence[str], where: str = "") -> int | 
     if limit is not None and limit < 1:
         raise BadRequest(f"{field} must be at least 1, got {limit}.", field)
     return limit
-
-
-def _wants_ids(body: Item) -> bool:
-    return bool(body.get("return_token_ids") or body.get("logprobs"))
 
 
 def _build_token_fields(prompt: Prompt, generation: Generation) -> Item:

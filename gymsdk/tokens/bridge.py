@@ -386,7 +386,7 @@ class TemplateBridge:
     ) -> TokenizerSteps[TurnEnding | None]:
         """Return the template's text after a turn like *turn*, `None` if the texts of *words* do not differ."""
         calls = turn.get("tool_calls") or ()
-        key = (_get_names(calls), words)
+        key = (tuple(str(call["function"].get("name")) for call in calls), words)
         if key not in self._endings:
             try:
                 ending = yield from self._find_ending(*build_short_conversation(calls), words)
@@ -561,10 +561,6 @@ def _find_generation_prompt(messages: list[Item]) -> TokenizerSteps[list[int]]:
         turn: Item = {"role": "assistant", "content": PLACEHOLDER_WORDS[0][0]}
         closed = yield Rendering([*messages, turn], add_generation_prompt=False)
     return prompted[count_common_beginning(closed, prompted) :]
-
-
-def _get_names(calls: Sequence[Item]) -> tuple[str, ...]:
-    return tuple(str(call["function"].get("name")) for call in calls)
 
 
 def _remember(cache: dict[Any, Any], key: object, value: object) -> None:

@@ -25,7 +25,7 @@ from gymsdk.rollouts.jobs import Job, build_input_row
 from gymsdk.rollouts.remote import RemotePlayer, fetch_servers
 from gymsdk.rollouts.token_limit import MAX_NORMAL_SHARE, TokenLimitCounter, is_prompt_too_long
 from gymsdk.trl.samples import Sample, build_sample, report_failures
-from gymsdk.types import Budget, Item, Row
+from gymsdk.types import Budget, Item, Row, extract_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -240,7 +240,7 @@ def build_prompt(row: Row, number: int) -> Messages:
     items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     # Few chat templates know the role `developer`, the newer name of `system`.
     messages = [
-        {"role": item["role"].replace("developer", "system"), "content": _get_text(item)}
+        {"role": item["role"].replace("developer", "system"), "content": extract_text(item.get("content"))}
         for item in items
         if "role" in item
     ]
@@ -292,7 +292,7 @@ class LocalPlayer:
         slots = self._get_slots(len(numbers), trainer)
         sampler = slots.config.sampler
         starts = {
-            index: EpisodeStart(*sampler.find(number), self._compute_seed(number))
+            index: EpisodeStart(*sampler.find(number), compute_seed(self._seed, self._environment.name, number))
             for index, number in enumerate(numbers)
         }
         opened = slot.run(slots.open(starts))
@@ -345,9 +345,6 @@ class LocalPlayer:
             self._slots = Slots(config, [None] * count)
             close_on_finalize(self, Slots.close, self._slots)
         return self._slots
-
-    def _compute_seed(self, number: int) -> int:
-        return compute_seed(self._seed, self._environment.name, number)
 
 
 class ServerPlayer:
@@ -443,8 +440,3 @@ def _is_any_playing(slots: Slots, count: int, trainer: GRPOTrainer) -> bool:
     from accelerate.utils import gather_object
 
     return any(gather_object([is_playing]))
-
-
-def _get_text(message: Item) -> str:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
