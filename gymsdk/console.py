@@ -1,4 +1,4 @@
-"""Prepare the process of a command: its standard files, and Ctrl-C before the command begins.
+"""Prepare the process of a command: its standard files, and Ctrl-C before the command begins; write lines of tables.
 
 This module imports nothing that Python has not imported already, so that it can run before all others.
 """
@@ -8,6 +8,7 @@ import sys
 
 TYPE_CHECKING = False  # as in `typing`: a type checker treats this name as true
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType
 
 INTERRUPTED = 130
@@ -66,3 +67,10 @@ def raise_on_interrupt() -> None:
 
 def _exit(_number: int, _frame: "FrameType | None") -> None:
     os._exit(INTERRUPTED)
+
+
+def format_rows(rows: "Sequence[Sequence[str]]", *, align: str = "<") -> "list[str]":
+    """Return *rows* as lines with aligned columns: the first to the left, the others by *align*, `<` or `>`."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    forms = [f"{'<' if number == 0 else align}{width}" for number, width in enumerate(widths)]
+    return ["  ".join(map(format, row, forms)).rstrip() for row in rows]

@@ -152,7 +152,7 @@ class EpisodeError(GymsdkError):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the error with its attributes; the default would call `__init__` without `kind`."""
-        return _rebuild_error, (type(self), self.args, self.__dict__)
+        return rebuild_error, (type(self), self.args, self.__dict__)
 
 
 class Failed(EpisodeError):
@@ -189,6 +189,7 @@ class WorkerLost(Unscorable):
 
 
 E = TypeVar("E", Failed, Unscorable)
+ErrorT = TypeVar("ErrorT", bound=Exception)
 
 
 def convert_error(
@@ -346,7 +347,8 @@ def find_author_line(frames: Sequence[traceback.FrameSummary], function: Callabl
     return f"{_format_position(authored[-1])}, in a call that ended at {_format_library_position(foreign[-1])}"
 
 
-def _rebuild_error(kind: type[EpisodeError], args: tuple[object, ...], state: dict[str, object]) -> EpisodeError:
+def rebuild_error(kind: type[ErrorT], args: tuple[object, ...], state: dict[str, object]) -> ErrorT:
+    """Return an exception without a call of its `__init__`, whose parameters may differ from its `args`."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace, UnionType
-from typing import Annotated, Any, NewType, NotRequired, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, NewType, NotRequired, TypeGuard, TypeVar, Union, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic.errors import PydanticUserError
@@ -24,7 +24,7 @@ from typing_extensions import TypeAliasType, TypedDict
 from gymsdk.errors import GymsdkError, format_suggestion, format_validation_error
 from gymsdk.finite import find_non_finite
 from gymsdk.jsonl import dump_canonical_json, parse_json
-from gymsdk.types import MAX_OUTPUT_CHARS, Config, Content, Item, State, Task
+from gymsdk.types import MAX_OUTPUT_CHARS, Config, Content, Item, State, Task, is_object_list
 
 HOST_TYPES: Mapping[str, type] = {"state": State, "task": Task, "config": Config}
 """The types of the values with which the host fills parameters of these names."""
@@ -178,7 +178,7 @@ def serialize_output(value: object) -> Content:
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value and all(map(_is_content_part, value)):
+    if is_content_list(value):
         return value
     try:
         return to_json(value).decode()
@@ -290,8 +290,9 @@ def _build_adapter(name: str, types: dict[str, Any]) -> TypeAdapter[dict[str, An
     return adapt(with_config(ConfigDict(extra="forbid"))(fields))
 
 
-def _is_content_part(value: object) -> bool:
-    return isinstance(value, dict) and str(value.get("type")) in CONTENT_PART_TYPES
+def is_content_list(value: object) -> TypeGuard[list[Item]]:
+    """Return whether *value* is a list of content parts; an empty list is data."""
+    return is_object_list(value) and bool(value) and all(str(part.get("type")) in CONTENT_PART_TYPES for part in value)
 
 
 # Schemas

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gymsdk.bench.report import PERCENTILES, BenchResult, CostFactors, LoadResult, OpenLoop
+from pydantic import BaseModel
+
+from gymsdk.bench.report import PERCENTILES, BenchResult, CostFactors, LoadResult
 from gymsdk.bench.stage import LOAD, SERVERS
+from gymsdk.console import format_rows
 
 STAGE_LABELS = {
     "send": "wait to be sent",
@@ -42,8 +45,7 @@ def format_table(result: BenchResult) -> str:
     """Return a table with a column per load, followed by what is wrong with the loads."""
     sections = [section for section in _list_sections(result) if section.rows]
     rows = [row for section in sections for row in _list_cells(section)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(result.loads) + 1)]
-    table = [_format_row(row, widths) for row in rows]
+    table = format_rows(rows, align=">")
     return "\n".join([*_format_header(result), *table, *_list_problems(result.loads), ""])
 
 
@@ -63,11 +65,6 @@ def _list_cells(section: Section) -> Iterator[list[str]]:
         yield [indent + label, *(text or "" for text in texts)]
 
 
-def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = zip(row, widths, strict=True)
-    return "  ".join([f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in rest)]).rstrip()
-
-
 def _list_sections(result: BenchResult) -> Iterator[Section]:
     loads = result.loads
     yield Section("", dict([_list_load_names(loads)]))
@@ -78,8 +75,10 @@ def _list_sections(result: BenchResult) -> Iterator[Section]:
     yield Section("mean time of a rollout, ms", _tabulate([load.stages for load in loads], STAGE_LABELS, "{:,.2f}"))
     yield Section("CPU per rollout, ms", _tabulate([load.cpu for load in loads], {}, "{:.2f}"))
     yield Section("CPU, cores", _tabulate([load.cpu_share for load in loads], {}, "{:.2f}"))
-    yield Section(f"memory ({result.memory_measure}), MB", dict(_list_memory(loads)))
-    yield Section("event-loop lag, ms", dict(_list_lags(loads)))
+    memories, words = [load.memory for load in loads], {"before": "before", "peak": "most", "after": "after"}
+    yield Section(f"memory ({result.memory_measure}), MB", dict(_list_by_process(memories, words, "{:,.0f}")))
+    lags, words = [load.loop_lag for load in loads], {"p50": "p50", "p99": "p99", "max": "max"}
+    yield Section("event-loop lag, ms", dict(_list_by_process(lags, words, "{:,.1f}")))
     yield Section("per rollout", dict(_list_counts(loads)))
     yield Section("cost relative to the shape simple", dict(_list_factors([load.factors for load in loads])))
     yield Section("results", dict(_list_outcomes(loads)))
@@ -109,7 +108,7 @@ def _list_rates(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | N
     if loops:
         yield "offered (started by the load generator)", [_format_rate(loop.offered) for loop in loops]
         yield "achieved (completed by the servers)", [_format_rate(loop.achieved) for loop in loops]
-        yield "the servers keep up", [_format_verdict(loop) for loop in loops]
+        yield "the servers keep up", [{None: "unknown", True: "yes", False: "NO"}[loop.keeps_up] for loop in loops]
         yield "most rollouts outstanding", [f"{loop.most:,}" for loop in loops]
     yield "from first request to last response", [f"{load.rate:,.1f}" for load in loads]
 
@@ -118,24 +117,15 @@ def _format_rate(rate: float | None) -> str:
     return "unknown" if rate is None else f"{rate:,.1f}"
 
 
-def _format_verdict(loop: OpenLoop) -> str:
-    return {None: "unknown", True: "yes", False: "NO"}[loop.keeps_up]
-
-
-def _list_memory(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
-    for name in dict.fromkeys(name for load in loads for name in load.memory):
-        memories = [load.memory.get(name) for load in loads]
-        yield f"{name} before", [None if memory is None else f"{memory.before:,.0f}" for memory in memories]
-        yield f"{name} peak", [None if memory is None else f"{memory.most:,.0f}" for memory in memories]
-        yield f"{name} after", [None if memory is None else f"{memory.after:,.0f}" for memory in memories]
-
-
-def _list_lags(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
-    for name in dict.fromkeys(name for load in loads for name in load.loop_lag):
-        lags = [load.loop_lag.get(name) for load in loads]
-        yield f"{name} p50", [None if lag is None else f"{lag.p50:,.1f}" for lag in lags]
-        yield f"{name} p99", [None if lag is None else f"{lag.p99:,.1f}" for lag in lags]
-        yield f"{name} max", [None if lag is None else f"{lag.max:,.1f}" for lag in lags]
+def _list_by_process(
+    loads: Sequence[Mapping[str, BaseModel]], fields: Mapping[str, str], template: str
+) -> Iterator[tuple[str, list[str | None]]]:
+    """Yield a row for each process in *loads* and each of *fields*, which are named by the words of their rows."""
+    for name in dict.fromkeys(name for load in loads for name in load):
+        figures = [load.get(name) for load in loads]
+        for word, field in fields.items():
+            cells = [None if figure is None else template.format(getattr(figure, field)) for figure in figures]
+            yield f"{name} {word}", cells
 
 
 def _list_counts(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
@@ -219,8 +209,7 @@ def format_factors(results: Sequence[BenchResult]) -> str:
     shapes = [result for result in results if result.shape is not None]
     header = ["shape", "load", "CPU, ms", "factor", "per second", "factor", "NeMo Gym's table"]
     rows = [header, *(cells for result in shapes for cells in _list_factor_cells(result))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(["cost of a rollout by shape", *(_format_row(row, widths) for row in rows), ""])
+    return "\n".join(["cost of a rollout by shape", *format_rows(rows, align=">"), ""])
 
 
 def _list_factor_cells(result: BenchResult) -> Iterable[list[str]]:

@@ -20,6 +20,7 @@ from gymsdk.checks.attack import Attack, TaskView, Turns, build_call_turn, forma
 from gymsdk.checks.clues import fill_values
 from gymsdk.checks.forms import get_last_reply, write_in_form
 from gymsdk.environment import Environment
+from gymsdk.rollouts.fingerprint import get_called_name
 
 USUAL_OUTPUTS = (
     "PASS",
@@ -196,7 +197,7 @@ def _iter_keys(source: bytes) -> Iterator[str]:
         return
     for node in ast.walk(tree):
         key = node.slice if isinstance(node, ast.Subscript) else None
-        if isinstance(node, ast.Call) and _get_called_name(node) == "get" and node.args:
+        if isinstance(node, ast.Call) and get_called_name(node) == "get" and node.args:
             key = node.args[0]
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
             yield key.value
@@ -210,17 +211,11 @@ def _iter_words(source: bytes | str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             yield from _read_texts([node.left, *node.comparators])
-        elif isinstance(node, ast.Call) and _get_called_name(node) in SEARCHING_CALLS:
+        elif isinstance(node, ast.Call) and get_called_name(node) in SEARCHING_CALLS:
             yield from _read_texts(node.args)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" in node.value:
             # The program of the tests.
             yield from _iter_words(node.value)
-
-
-def _get_called_name(node: ast.Call) -> str:
-    """Return the last name of the function that *node* calls."""
-    called = node.func
-    return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
 
 
 def _read_texts(nodes: list[ast.expr]) -> Iterator[str]:

@@ -39,6 +39,7 @@ from gymsdk.errors import (
     describe_exception,
     format_suggestion,
 )
+from gymsdk.plugins.calls import get_first_error
 
 GRACE_SECONDS = 5.0
 """Seconds after its time limit in which a check may still end by itself."""
@@ -204,7 +205,7 @@ async def run_check(check: Check, subject: Subject) -> Result:
         except NotApplicable as error:
             return _build_skipped(check, str(error))
         except Exception as error:  # noqa: BLE001  # an error of one check must not stop the others
-            first = _unwrap_group(error)
+            first = get_first_error(error)
             is_slow = (subject.episode_seconds or 0.0) > SLOW_EPISODE_SECONDS
             if isinstance(first, TooSlow) or (isinstance(first, TimeoutError) and is_slow):
                 return _build_skipped(check, str(first) or _build_timeout_finding(check, subject))
@@ -275,13 +276,6 @@ def _build_error_finding(error: BaseException, check: Check, subject: Subject) -
     return Finding(
         problem=f"the check itself failed: {describe_exception(error)}", fix=FIX_INTERNAL.format(id=check.id)
     )
-
-
-def _unwrap_group(error: BaseException) -> BaseException:
-    """Return the first exception of a group, or *error* itself."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _involves_environment(subject: Subject, error: BaseException) -> bool:

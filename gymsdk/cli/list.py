@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.output import echo, format_rows, print_json
+from gymsdk.cli.output import echo, print_json
+from gymsdk.console import format_rows
 from gymsdk.errors import BrokenPlugin, MissingExtra, UsageError
 from gymsdk.plugins import registry
 

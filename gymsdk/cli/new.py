@@ -15,6 +15,7 @@ from gymsdk.cli import options
 from gymsdk.cli.fields import take_models
 from gymsdk.cli.output import echo, print_json
 from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.plugins.registry import canonicalize_name
 from gymsdk.settings import OUTPUT, PACKAGE, Flag
 from gymsdk.working_folder import shorten_path
 
@@ -40,11 +41,6 @@ class EnvironmentName:
     def module(self) -> str:
         """The name for `import`. The prefix ensures that it is not a reserved word."""
         return re.sub(r"[-.]", "_", self.distribution).lower()
-
-
-def canonicalize_name(name: str) -> str:
-    """Return *name* in the canonical form of package indexes, in which equal names mean the same distribution."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def parse_name(name: str) -> EnvironmentName:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
@@ -59,13 +59,6 @@ def echo(message: object = "", *, nl: bool = True, err: bool = False) -> None:
 def secho(message: object = "", *, nl: bool = True, err: bool = False, **style: Any) -> None:
     """Print *message* as `echo` does, in a *style* of `typer.style`."""
     typer.secho(message, file=None if err else get_output(), nl=nl, err=err, **style)
-
-
-def format_rows(rows: Sequence[Sequence[str]], *, align: str = "<") -> list[str]:
-    """Return *rows* as lines with aligned columns: the first to the left, the others by *align*, `<` or `>`."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    forms = [f"{'<' if number == 0 else align}{width}" for number, width in enumerate(widths)]
-    return ["  ".join(map(format, row, forms)).rstrip() for row in rows]
 
 
 def print_json(content: object) -> None:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
-from gymsdk.cli.output import format_rows
 from gymsdk.cli.process import Stopped, run_until_signal
 from gymsdk.config.show import redact_words
+from gymsdk.console import format_rows
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.folder import RunFolder, RunProgress, create_dated_folder, remove_unused_folder
 from gymsdk.rollouts.jobs import PlayedJob

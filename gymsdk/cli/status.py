@@ -10,8 +10,9 @@ import typer
 
 from gymsdk.cli import options
 from gymsdk.cli.fields import Only, take_models
-from gymsdk.cli.output import echo, format_rows, get_output
+from gymsdk.cli.output import echo, get_output
 from gymsdk.cli.serve import SERVER_LABELS
+from gymsdk.console import format_rows
 from gymsdk.errors import Failed
 from gymsdk.rollouts.settings import Servers
 from gymsdk.settings import OUTPUT

@@ -228,7 +228,7 @@ class HookRunner:
             raise
         except BaseException as error:  # a panic in a Rust extension does not derive from `Exception`
             is_late = not deadline.get_remaining_seconds()
-            raise self._convert_error(what, function, _get_first_error(error), is_late=is_late) from error
+            raise self._convert_error(what, function, get_first_error(error), is_late=is_late) from error
 
     async def _call(
         self,
@@ -308,7 +308,7 @@ def _close_unstarted(*coroutines: object) -> None:
             coroutine.close()
 
 
-def _get_first_error(error: BaseException) -> BaseException:
+def get_first_error(error: BaseException) -> BaseException:
     """Return the first exception of an exception group, at any depth; other exceptions unchanged."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

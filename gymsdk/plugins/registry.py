@@ -215,7 +215,7 @@ def _find_entry_points_individually() -> tuple[list[EntryPoint], list[Entry]]:
     names: set[str] = set()
     for installed in distributions():
         metadata = _read_metadata(installed)
-        name = _normalize_name(metadata.get("Name", ""))
+        name = canonicalize_name(metadata.get("Name", ""))
         if name and name in names:
             continue  # shadowed by a distribution earlier on the path
         names.add(name)
@@ -228,7 +228,7 @@ def _find_entry_points_individually() -> tuple[list[EntryPoint], list[Entry]]:
 
 def _build_broken_entries(metadata: dict[str, str], error: Exception) -> list[Entry]:
     """Return an entry if the distribution has the name of an environment's distribution, else nothing."""
-    name = _normalize_name(metadata.get("Name", ""))
+    name = canonicalize_name(metadata.get("Name", ""))
     if not name.startswith(DISTRIBUTION_PREFIX):
         return []
     return [
@@ -243,7 +243,8 @@ def _build_broken_entries(metadata: dict[str, str], error: Exception) -> list[En
     ]
 
 
-def _normalize_name(name: str) -> str:
+def canonicalize_name(name: str) -> str:
+    """Return *name* in the canonical form of package indexes, in which equal names mean the same distribution."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

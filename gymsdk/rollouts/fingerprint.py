@@ -265,7 +265,7 @@ def _iter_imported_names(tree: ast.AST, package: str) -> Iterator[str]:
             base = _resolve_base(node, package)
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
-        elif isinstance(node, ast.Call) and _get_called_name(node) in {"import_module", "__import__"}:
+        elif isinstance(node, ast.Call) and get_called_name(node) in {"import_module", "__import__"}:
             first = node.args[0] if node.args else None
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
                 yield f"{package}{first.value}" if first.value.startswith(".") else first.value
@@ -279,7 +279,8 @@ def _resolve_base(node: ast.ImportFrom, package: str) -> str:
     return ".".join([*kept, *([node.module] if node.module else [])])
 
 
-def _get_called_name(node: ast.Call) -> str:
+def get_called_name(node: ast.Call) -> str:
+    """Return the last name of the function that *node* calls."""
     called = node.func
     return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
 

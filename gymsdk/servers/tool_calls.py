@@ -28,7 +28,7 @@ from gymsdk.jsonl import dump_json, parse_json
 from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.matching import RESERVED_PATHS
 from gymsdk.servers.sessions import KEY_HEADER, Session
-from gymsdk.tools import CONTENT_PART_TYPES
+from gymsdk.tools import is_content_list
 from gymsdk.types import Content, Item, Step, ToolCall
 
 STEP_HEADER = "x-gymsdk-step"
@@ -235,13 +235,9 @@ def _parse_output(answer: HttpResponse, *, is_gymsdk: bool) -> Content:
     """Return the body as the policy reads it: text, or content parts from a gymsdk server."""
     if is_gymsdk and answer.body.startswith(b"["):
         value = parse_value(answer)
-        if isinstance(value, list) and value and all(map(_is_content_part, value)):
+        if is_content_list(value):
             return value
     return answer.text
-
-
-def _is_content_part(value: object) -> bool:
-    return isinstance(value, dict) and str(value.get("type")) in CONTENT_PART_TYPES
 
 
 PROTOCOL_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")

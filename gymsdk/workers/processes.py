@@ -31,7 +31,7 @@ from typing import Any, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
 
 from gymsdk.concurrency import CrossLoopSemaphore, ThreadPool
-from gymsdk.errors import BudgetSpent, Failed, WorkerLost
+from gymsdk.errors import BudgetSpent, Failed, WorkerLost, rebuild_error
 from gymsdk.interpreter import build_code_command
 from gymsdk.plugins.calls import pause_deadline
 from gymsdk.workers.cpu_watch import (
@@ -162,7 +162,8 @@ def _exit_with_host(connection: socket.socket) -> None:
 @contextlib.contextmanager
 def _limit_resources(cpu: float, memory: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limits = [limit for limit in (_get_data_bytes() + memory, soft, hard) if limit != resource.RLIM_INFINITY]
+    used = int(Path("/proc/self/statm").read_bytes().split()[5]) * resource.getpagesize()
+    limits = [limit for limit in (used + memory, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
     # When the timer expires, the kernel ends the process in any code; the host sees the signal in the exit status.
     signal.setitimer(signal.ITIMER_PROF, cpu)
@@ -171,10 +172,6 @@ def _limit_resources(cpu: float, memory: int) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def _get_data_bytes() -> int:
-    return int(Path("/proc/self/statm").read_bytes().split()[5]) * resource.getpagesize()
 
 
 def _pack_value(value: object) -> CallResult:
@@ -216,13 +213,7 @@ class _PortableError:
     error: Exception
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_error, (type(self.error), self.error.args, self.error.__dict__)
-
-
-def _rebuild_error(kind: type[Exception], args: tuple[object, ...], state: dict[str, object]) -> Exception:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(state)
-    return error
+        return rebuild_error, (type(self.error), self.error.args, self.error.__dict__)
 
 
 P = ParamSpec("P")
