@@ -19,6 +19,7 @@ from gymsdk.errors import GymsdkError, UsageError
 
 def main(arguments: Sequence[str]) -> None:
     """Run the servers or the policy until standard input ends or a signal arrives."""
+    # The other end of standard input closes however the benchmark ends, also if it is killed.
     process_guard.watch_parent()
     kind, *rest = arguments
     if kind == "serve":

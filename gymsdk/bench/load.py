@@ -231,6 +231,7 @@ async def _record_rewards(plan: BenchPlan, environment: Environment, model: str)
 async def _run_loads(
     target: _Target, setup: _Setup, loads: Sequence[LoadPlan], report_progress: ProgressCallback
 ) -> AsyncGenerator[LoadResult, None]:
+    # The first requests import modules and fill caches; they belong to no load.
     await run_load(
         setup.stage,
         setup.recording,

@@ -70,6 +70,7 @@ async def _send(request: web.Request, body: bytes, kind: str, fault: RequestFaul
     if fault.cut is None:
         return answer
     assert request.transport is not None
+    # `abort`, because `close` sends what is in the buffers first.
     if fault.cut == "halfway":
         partial_answer = web.StreamResponse(headers={"Content-Type": kind, "Content-Length": str(len(body))})
         await partial_answer.prepare(request)
@@ -214,6 +215,7 @@ async def serve(
         )
     raise_open_file_limit()
     sock = _bind(host, port)
+    # The first one: a request of a web page must reach nothing else, not even the metrics.
     application.middlewares.insert(0, _check_pages(PageCheck(allowed_hosts(host))))
     # With cancellation: a policy must not play on for a client that has gone.
     runner = web.AppRunner(application, access_log=None, logger=log, shutdown_timeout=0.5, handler_cancellation=True)
