@@ -150,10 +150,10 @@ class Recorder:
             await asyncio.wait({self._batch})
 
     async def _record_all(self) -> None:
-        dealt = await self._read_batch()
-        self._left -= len(dealt)
+        rows = await self._read_batch()
+        self._left -= len(rows)
         async with asyncio.TaskGroup() as group:
-            playing = [group.create_task(self._record(seeded_row)) for seeded_row in dealt]
+            playing = [group.create_task(self._record(seeded_row)) for seeded_row in rows]
         for recording in (task.result() for task in playing):
             if recording is not None and self.found.is_new(recording):
                 self._size += recording.size
@@ -169,22 +169,22 @@ class Recorder:
 
     def _take_rows(self, count: int) -> list[_SeededRow]:
         """Take the next *count* rows, one from each source in turn."""
-        dealt: list[_SeededRow] = []
-        while self._sources and len(dealt) < count:
-            place = self._turn % len(self._sources)
+        rows: list[_SeededRow] = []
+        while self._sources and len(rows) < count:
+            index = self._turn % len(self._sources)
             try:
-                dealt.append(next(self._sources[place]))
-                self._turn = place + 1
+                rows.append(next(self._sources[index]))
+                self._turn = index + 1
             except (StopIteration, GymsdkError) as error:
                 self._trouble = str(error) or self._trouble
-                del self._sources[place]
-                self._turn = place
-        return dealt
+                del self._sources[index]
+                self._turn = index
+        return rows
 
-    async def _record(self, place: _SeededRow) -> Recording | None:
-        name = place.environment
+    async def _record(self, seeded: _SeededRow) -> Recording | None:
+        name = seeded.environment
         try:
-            recording = await record_episode(self._environments[name], self._model, place.row, seed=place.seed)
+            recording = await record_episode(self._environments[name], self._model, seeded.row, seed=seeded.seed)
         except GymsdkError as error:
             self._trouble = f"{name}: {error}"
             return None
