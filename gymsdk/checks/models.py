@@ -82,7 +82,9 @@ class ModelSubject:
     async def open_at(self, url: str, **options: Any) -> AsyncIterator[Model]:
         """Build the model for the server at *url*; raises `NotApplicable` if its provider takes no address."""
         name = self.name.partition("@http")[0]
+        # Without retries: each answer of the server must reach the check as an error.
         options |= {"base_url": url, "api_key": KEY, "timeout": REQUEST_SECONDS, "retries": 0}
+        # Built apart from its use, in which the same exception would be an error of the adapter.
         try:
             models.model(name, **options)
         except BadModelOption as error:

@@ -131,6 +131,7 @@ def _hash(value: Row) -> bytes:
         text = jsonl.dump_canonical_json(value)
     except (TypeError, ValueError, RecursionError):
         text = json.dumps(to_plain(value), sort_keys=True).encode()
+    # 16 bytes in place of a row: `MAX_ROWS` rows of each split are held at the same time.
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
