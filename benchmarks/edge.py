@@ -6,7 +6,7 @@ The CPU time per operation is the least of the rounds, because other processes o
 round all variants run one after the other. A server runs in a process of its own, and only its CPU time counts; the
 other parts are measured in this process. The parts:
 
-- routing: a POST request to an endpoint that `ServerApp` looks up, that Starlette's router finds, that FastAPI finds.
+- routing: a POST request to an endpoint of `ServerApp.add_post`, and to one of FastAPI.
 - connection: a POST request over `edge.listener.Connection` and over uvicorn's own protocol.
 - client: a POST request over `http.connections` and over aiohttp.
 - timer: a time limit with a shared timer, with a timer of the event loop, and with `asyncio.timeout`.
@@ -23,22 +23,17 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 from unittest.mock import patch
 
 import uvicorn
 from fastapi import Request, Response
-from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.routing import Route, Router
-from starlette.types import ASGIApp
 
 from gymsdk import concurrency
 from gymsdk.concurrency import run_event_loop, timeout_at
-from gymsdk.edge import app as edge_app
 from gymsdk.edge.addresses import bind_socket
 from gymsdk.edge.app import create_app
 from gymsdk.edge.limits import Pacer
@@ -81,8 +76,6 @@ async def serve(variant: str) -> None:
         app.add_post("/answer", answer)
     app.add_post("/work", work)
     app.add_post("/cpu", report_cpu)
-    if variant == "router":
-        edge_app._DirectEndpoints = route_with_starlette  # type: ignore[misc, assignment]  # noqa: SLF001
     sock = bind_socket("127.0.0.1", 0)
     print(sock.getsockname()[1], flush=True)
     if variant == "uvicorn":
@@ -94,12 +87,6 @@ async def serve(variant: str) -> None:
     if variant == "unpaced":
         Pacer.may_start = lambda _: True  # type: ignore[method-assign]
     await Listener(app, sock, grace=1.0).run(asyncio.Event(), asyncio.Event())
-
-
-def route_with_starlette(layers: ASGIApp, endpoints: Mapping[str, edge_app.Endpoint], handlers: Any) -> ASGIApp:
-    """Return what Starlette has in place of `ServerApp`'s direct endpoints."""
-    routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
-    return ExceptionMiddleware(Router(routes, default=layers), handlers=handlers)
 
 
 @contextmanager
@@ -232,7 +219,7 @@ async def print_part(part: str, unit: str, variants: dict[str, Measure], rounds:
 
 
 SERVERS = {
-    "routing": {"ServerApp": "listener", "Starlette": "router", "FastAPI": "fastapi"},
+    "routing": {"ServerApp": "listener", "FastAPI": "fastapi"},
     "connection": {"Connection": "listener", "uvicorn": "uvicorn"},
     "pacing": {"Pacer": "listener", "without": "unpaced"},
 }

@@ -73,6 +73,9 @@ class Pacer:
     While `is_behind` says that started work waits for its turn, at most `MAX_QUOTA_BEHIND` pieces start per pass. Then
     work ends before all other work has started, so that the caches of the CPU hold what is in progress.
 
+    Without a pacer, a health check waits 2.7 times as long while 1,024 requests of 1 ms arrive at once
+    (`benchmarks/edge.py pacing`).
+
     Args:
         target: The longest time that one pass should take, in seconds.
         is_behind: Returns whether started work waits for its turn.

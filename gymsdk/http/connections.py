@@ -1,7 +1,7 @@
 """Connections to HTTP servers without TLS, for the POST requests of which a run has many at once.
 
-aiohttp sends all other requests. For a short request and response, its objects take two thirds of the CPU time and
-most of the memory; this module parses with httptools instead, and keeps connections open in the same way.
+aiohttp sends all other requests. For a short request and response, it takes 216 µs of CPU time, and this module, which
+parses with httptools and keeps connections open in the same way, 49 µs (`benchmarks/edge.py client`).
 """
 
 from __future__ import annotations
