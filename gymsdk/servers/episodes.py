@@ -126,7 +126,11 @@ class EpisodeService:
         row_request = self.parse_row(request, content)
         session = await self.open_session(row_request, "tools", previous=self.find_session(request))
         get_state(request.scope).token = session.token
-        return json_response(self._build_tool_access(session, "mcp") | _describe_episode(row_request, session))
+        answer = self._build_tool_access(session, "mcp")
+        if row_request.options is not None:
+            # Other clients than gymsdk's own would not know the field.
+            answer |= describe_opened(row_request.seed, session.episode.transcript.opening, session.tools)
+        return json_response(answer)
 
     async def close(self, request: Request) -> Response:
         """Close the session that the body names, or else the session of the cookie; closing it twice is no error."""
@@ -140,6 +144,7 @@ class EpisodeService:
             check_cookie_id(session.name if session else None, name)
             if (forwarded := await self._forward_to_owner(request, name, content)) is not None:
                 return forwarded
+            # A policy does not know this id, so the client itself has asked.
             session, trusted = self.sessions.find_to_close(name, episode), True
         if session is not None:
             await self.leave_session(session, trusted=trusted)
@@ -153,14 +158,17 @@ class EpisodeService:
         response = parse_response(content)
         items = strip_server_prefix(response["output"], self._name)
         end_reason = infer_end_reason(row_request.options, response)
-        session = self.sessions.find(state.token, request.scope)
-        if state.is_lost and self.environment.needs_replay and _has_tool_call(items):
+        session = self.sessions.find(state.token, request.scope) if state.token else None
+        # The state that a replay builds may differ from the lost one.
+        has_calls = any(item.get("type") == "function_call" for item in items)
+        if state.is_lost and self.environment.needs_replay and has_calls:
             raise RequestRejected(
                 503, LOST_STATE_MESSAGE, retry_after=RETRY_AFTER_SECONDS, **SESSION_LOST | {"stage": "verify"}
             )
         try:
             judged, judged_session, reason = await self._judge(row_request, items, end_reason, session)
         except Unscorable as error:
+            # A client of flat rows plays the row again; the typed protocol masks the sample.
             if session is None or session.kind != "typed":
                 error.retryable = error.retryable or error.kind in RESUMABLE_KINDS | WORKER_FAILURE_KINDS
                 raise
@@ -275,6 +283,7 @@ class EpisodeService:
             RequestRejected: The store is full, or the name was used before.
             BadRow: The row does not fit the environment.
         """
+        # Before the episode opens, which may take long, or start a container.
         await self.sessions.check_capacity(name, client)
         request.identity.compute()
         runner = EpisodeRunner(self.environment, self._limit_budget(request, kind))
@@ -307,6 +316,7 @@ class EpisodeService:
         self._counter.begin()
         try:
             return await self.sessions.add(session)
+        # Another request may have taken the last place while the episode opened.
         except BaseException:
             await session.close()
             raise
@@ -316,6 +326,7 @@ class EpisodeService:
         if previous is None or previous.is_judged:
             return ()
         earlier = (*self._earlier_sessions(previous), previous)
+        # The client opened the first one; the policy may have opened the others with calls of `seed_session`.
         return earlier if len(earlier) <= MAX_EARLIER_SESSIONS else (earlier[0], *earlier[1 - MAX_EARLIER_SESSIONS :])
 
     @asynccontextmanager
@@ -338,6 +349,7 @@ class EpisodeService:
                 f"this session was opened by {OPENING_PATHS[session.kind]}: use its endpoints",
             )
         async with session.lock:
+            # The session may have been closed while this request waited for its turn.
             if self.sessions.find_by_token(session.token) is None:
                 raise RequestRejected(409, "the session was closed meanwhile; open another", **SESSION_LOST)
             if session.opened is not None:
@@ -382,6 +394,7 @@ class EpisodeService:
             RequestRejected: The episode has no time left.
         """
         call = responses.build_function_call(name, arguments)
+        # An agent may send the rest of a turn after the call that ended the episode.
         if session.runner.is_over:
             return responses.build_function_call_output(call["call_id"], NOT_RUN_OUTPUT), TurnResult(ended="done")
         result = await session.runner.apply_response({"output": [call]})
@@ -513,14 +526,3 @@ def _echo_row(row_request: RowRequest, content: Row) -> Item:
 def _build_unscored_row(row_request: RowRequest, content: Row, error: Unscorable) -> Item:
     failure = {MASK: True, "failure_kind": error.kind, "failure_reason": str(error)}
     return {**_echo_row(row_request, content), "reward": 0.0, **failure, **build_failure_fields(error.kind)}
-
-
-def _has_tool_call(items: Sequence[Item]) -> bool:
-    return any(item.get("type") == "function_call" for item in items)
-
-
-def _describe_episode(row_request: RowRequest, session: Session) -> Item:
-    """Return the seed, the opening messages and the tools of an episode if the client is gymsdk's own."""
-    if row_request.options is None:
-        return {}
-    return describe_opened(row_request.seed, session.episode.transcript.opening, session.tools)

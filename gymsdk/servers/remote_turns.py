@@ -17,8 +17,8 @@ from gymsdk.http.client import HttpResponse
 from gymsdk.line import StoredVerdict
 from gymsdk.request_options import RequestOptions
 from gymsdk.responses import build_function_call_output
-from gymsdk.servers.gymnasium import REQUEST_ID_FIELD
 from gymsdk.servers.remote import RemoteEnvironment, RemoteState, open_failure, read_row, read_tools
+from gymsdk.servers.requests import REQUEST_ID_FIELD
 from gymsdk.types import Content, EndReason, Episode, Item, Message, Row, Task, ToolRun, Transcript, Verdict
 
 
@@ -113,6 +113,7 @@ class TurnEnvironment(RemoteEnvironment):
             environment=self,
             state=TurnState(connection=connection, capabilities=opened.info),
             transcript=Transcript(opening=[*deepcopy(task.input), *_build_message(opened.observation)]),
+            # Servers other than gymsdk's do not name their tools; the row does.
             tools=read_tools(opened.info.get("tools")) or read_tools(task.responses_create_params.get("tools")),
             repeat=repeat,
             deadline=deadline,
