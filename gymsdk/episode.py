@@ -105,6 +105,7 @@ async def play(
             while not runner.is_over:
                 await _query_and_play_turn(runner, episode, model)
             await runner.verify()
+        # Also an error of `reset`: a rollout that failed is a result, and no exception of `play`.
         except EpisodeError as error:
             runner.result = error
         finally:
@@ -120,6 +121,7 @@ def build_request(episode: Episode, sampling: Mapping[str, Any]) -> Item:
         sampling: Request parameters that override the row's.
     """
     params = {key: value for key, value in episode.task.responses_create_params.items() if value is not None}
+    # `reset` may offer other tools than the row.
     params.pop("tools", None)
     history = [*episode.transcript.opening, *episode.transcript.items]
     tools = {"tools": episode.tools} if episode.tools else {}

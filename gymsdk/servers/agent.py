@@ -175,26 +175,29 @@ class RunService:
             ServerOverloaded: All places are taken and the queue is full.
         """
         row = {key: value for key, value in request.row.items() if key not in UNMASKED_FIELDS}
+        # The indices belong to the run of the client, which gets them back; the environment does not see them.
         indices = {key: row.pop(key) for key in INDEX_FIELDS if key in row}
+        play_row = partial(
+            play,
+            self.environment,
+            self.model,
+            seed=request.seed,
+            repeat=request.repeat,
+            id=request.id or _rollout_id(indices),
+            budget=limit_budget(request.budget, self.budget),
+        )
         async with self.slots:
-            play_row = partial(
-                play,
-                self.environment,
-                self.model,
-                seed=request.seed,
-                repeat=request.repeat,
-                id=request.id or _rollout_id(indices),
-                budget=limit_budget(request.budget, self.budget),
-            )
             try:
                 rollout = await play_row(row)
             except BadRow as error:
                 rollout = await play_row(remove_nulls(row, error))
+        # The slot is free again: the next episode does not wait for the JSON of this one.
         if rollout.failure is not None:
             raise RolloutFailed(rollout, rollout.failure)
         started = time.perf_counter()
         try:
             return dump_json(format_line(_rollout_to_row(rollout) | indices, rollout))
+        # The fields of a verdict come from the environment and may hold anything.
         except (TypeError, ValueError, RecursionError) as error:
             failure = Failure(stage="verify", kind="bad_answer", message=f"it cannot be written as JSON: {error}")
             raise RolloutFailed(rollout, failure) from error
@@ -237,6 +240,7 @@ class RunService:
             RolloutFailed: The model or a tool failed.
             RequestRejected: The request is invalid.
         """
+        # The answer is one body, whatever the request says: it is made of several responses of the model.
         body = {key: value for key, value in request.items() if key not in {"stream", "stream_options"}}
         if body.get("input") is None:
             raise RequestRejected(422, "`input` must be a string or a list of items")
@@ -404,6 +408,7 @@ class AgentEndpoints:
         response = json_response(fill_usage_details(result))
         if session is not None:
             return self._with_token(response, session)
+        # The caller has the response judged in the session of these cookies.
         return _set_cookies(response, connection.cookies if connection else {})
 
     async def open(self, request: Request) -> Response:
@@ -455,6 +460,7 @@ class AgentEndpoints:
     def _check_agent_ref(self, row: Row) -> None:
         """Reject a row whose `agent_ref` names another agent."""
         name = get_agent_name(row)
+        # Deployments name their agents differently, so a name that fits the environment is accepted.
         if name not in {None, self._name} and get_environment_name(row) != self._runs.environment.name:
             mismatch = f"the row is for the agent {name!r}, and this is {self._name!r}"
             raise RequestRejected(422, f"{mismatch}; send the row there, or correct its `agent_ref`")

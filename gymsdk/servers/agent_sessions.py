@@ -97,6 +97,7 @@ def connect_to_tools(
     """
     if opening.sandbox_access is not None:
         raise RequestRejected(422, "this agent does not support a sandbox; send the request without `sandbox_access`")
+    # A caller marks an access as not required if the agent can do without it.
     accesses = [access for access in opening.tool_accesses if access.required or isinstance(access, HttpToolAccess)]
     if unsupported := [access.name for access in accesses if isinstance(access, McpToolAccess)]:
         raise RequestRejected(

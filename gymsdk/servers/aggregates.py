@@ -41,6 +41,7 @@ async def aggregate_rows(environment: Environment, body: Row) -> Item:
     received = _read_rows(body)
     if len(received) <= THREAD_ROW_COUNT:
         return await _aggregate(environment, received)
+    # Several large requests at once could exhaust the memory.
     async with _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
         return await _aggregate(environment, received)
 

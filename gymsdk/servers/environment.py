@@ -89,6 +89,7 @@ def episode_request_to_row(request: EpisodeRequest) -> Row:
     if ATTEMPT_SUFFIX_PATTERN.search(request.episode_id.rollout_id):
         raise RequestRejected(422, "`rollout_id` must not end in `-a` and a number, which marks an attempt")
     flat = dict(request.task.task_input)
+    # The timeout limits the agent: it is no field of the row.
     flat.pop("agent_timeout_seconds", None)
     data = flat.pop("task_data", None)
     nested = data if isinstance(data, dict) else {}
@@ -267,6 +268,7 @@ class EnvironmentEndpoints:
         try:
             content = await read_json_object(request)
         except ServerOverloaded as error:
+            # The body was not read, so nothing says which kind of reply the client expects.
             return json_response(FlatReply({}).failure(_rejection_to_failure(error)))
         episode = parse_body(EpisodeRequest, content) if is_episode_request(content) else None
         reply: Reply = EpisodeReply(episode) if episode else FlatReply(content)
@@ -291,6 +293,7 @@ class EnvironmentEndpoints:
 
     def _parse_flat_row(self, row: Row, rollout: str | None) -> RowRequest:
         request = parse_row_request(row, self._runs.environment, rollout=rollout)
+        # The collector files what it observes of the row under this id.
         return replace(request, id=observed_rollout_id(row) or request.id)
 
     def _parse_episode_request(self, episode: EpisodeRequest, request: Request) -> RowRequest:

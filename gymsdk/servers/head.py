@@ -212,6 +212,7 @@ class HeadEndpoints:
     async def get_config(self, request: Request) -> Response:
         """Return the configuration as YAML, with one section for each server name."""
         names = {service.name for service in self._registry.services}
+        # A fallback is only listed while no node has a server of its name.
         redundant = {service.id for service in self._fallback_services if service.name in names}
         local = [service for service in self._local if service.id not in redundant]
         local_names = {service.name for service in local}
@@ -289,6 +290,7 @@ class HeadEndpoints:
 
     async def register_node(self, request: Request, node: str) -> Response:
         """Store a node's registration for the duration of its lease."""
+        # Checked before the body is read: without a length, it could have any size.
         length = request.headers.get("content-length", "")
         if not length.isdecimal():
             raise RequestRejected(411, "the request has no content-length")

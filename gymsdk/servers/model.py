@@ -44,14 +44,8 @@ from gymsdk.types import Item, Model
 
 once = OnceLogger(logging.getLogger("gymsdk"))
 
-BAD_REQUEST, UNPROCESSABLE, TOO_MANY_REQUESTS, NOT_IMPLEMENTED, BAD_GATEWAY, GATEWAY_TIMEOUT = (
-    400,
-    422,
-    429,
-    501,
-    502,
-    504,
-)
+BAD_REQUEST, UNPROCESSABLE, TOO_MANY_REQUESTS = 400, 422, 429
+NOT_IMPLEMENTED, BAD_GATEWAY, GATEWAY_TIMEOUT = 501, 502, 504
 
 STATUS_BY_KIND = MappingProxyType(
     {
@@ -204,6 +198,7 @@ def create_app(
     """
     server_metrics = server_metrics or ServerMetrics(name)
     metrics.add_gpu_metrics(server_metrics)
+    # The wrappers that capture calls pass on the pausable model inside them.
     pausable: PausableModel | None = getattr(model, "pausable", None)
     if pausable is None:
         model = pausable = PausableModel(model)
@@ -221,6 +216,7 @@ def create_app(
     models = ModelListEndpoints(dict.fromkeys((serves or model_name, model_name)))
     app.add_api_route("/v1/models", models.list_models, methods=["GET"])
     unknown: dict[int | str, dict[str, Any]] = {NOT_FOUND: {"description": "No model has this name."}}
+    # The names of models contain slashes.
     app.add_api_route("/v1/models/{model:path}", models.get_model, methods=["GET"], responses=unknown)
     add_pause_endpoints(app, pausable)
     app.add_exception_handler(HTTPException, _handle_not_found)

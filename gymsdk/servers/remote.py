@@ -140,6 +140,7 @@ class RemoteEnvironment:
         """Return the verdict on the transcript, which includes the rewards of the steps."""
         connection, body = _connection_of(episode), _build_verify_body(episode)
         try:
+            # Without the deadline of the episode: it limits the policy, and a judge may take longer.
             answer = await connection.post("/verify", body, stage="verify")
         except Failed as error:
             if error.kind != "server_unreachable":

@@ -118,6 +118,7 @@ class SessionClient:
 def _refer_to_connection(request: Request) -> weakref.ReferenceType[ClientConnection] | None:
     """Return a reference to the client's connection; `None` if another gymsdk server forwarded the request."""
     connection = get_state(request.scope).connection
+    # Weak, so that a session does not keep a connection that has ended.
     return None if connection is None or FORWARDED_HEADER in request.headers else weakref.ref(connection)
 
 

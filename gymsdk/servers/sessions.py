@@ -81,6 +81,7 @@ class SessionOrigin:
     def keep_row_only(self, task: Task) -> None:
         """Drop what only the play of the row needs."""
         self.identity = self.identity.without_row()
+        # `/verify` compares these with the row that it gets.
         missing = type(task).model_fields.keys() - self.identity.fields.keys() - {"responses_create_params"}
         self.task = SimpleNamespace(**{name: getattr(task, name) for name in missing})
 
@@ -207,6 +208,7 @@ class Session(StoredSession):
         A judged session stays open for its client, and needs only its row, its tools and the verdict.
         """
         try:
+            # Not beside a call: its hook uses what `close` releases.
             async with self.lock:
                 await self.runner.close()
                 self.close_error = self.runner.close_error
@@ -366,6 +368,7 @@ class SessionStore(Generic[S]):
             yield
         finally:
             session.users -= 1
+            # A long call counts as use until its end.
             self.find_by_token(session.token)
 
     def find_by_token(self, token: str | None) -> S | None:

@@ -39,19 +39,9 @@ OTHER_METHODS = ["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"]
 log = logging.getLogger("gymsdk")
 
 
-RESERVED_TOOL_NAMES = RESERVED_PATHS | {
-    "",
-    "run",
-    "health",
-    "healthz",
-    "livez",
-    "readyz",
-    "metrics",
-    "stats",
-    "docs",
-    "redoc",
-    "openapi.json",
-}
+RESERVED_TOOL_NAMES = RESERVED_PATHS | frozenset(
+    {"", "run", "health", "healthz", "livez", "readyz", "metrics", "stats", "docs", "redoc", "openapi.json"}
+)
 """Paths of a server that cannot be tool names."""
 
 
@@ -176,6 +166,7 @@ class SessionConnection:
                 headers=headers,
                 timeout=max(0.001, min(self.seconds, left)),
                 retry=self.retry,
+                # A tool may have effects, so a request that may have arrived is not sent again.
                 once=True,
             )
         except Failed as error:
@@ -205,10 +196,12 @@ async def call_tool(
     if action.name not in names:
         return Step(output=tools.format_error_output(tools.format_unknown_tool(action.name, names)))
     if not connection.is_gymsdk:
+        # Other servers fail on arguments that are no JSON; the policy gets an error output instead.
         try:
             json.loads(action.arguments)
         except (ValueError, RecursionError) as error:
             return Step(output=tools.format_error_output(f"Invalid tool call arguments: {error}"))
+    # The policy chooses the name, which must remain one segment of the path.
     path = "/" + quote(action.name, safe="", errors="replace")
     answer = await connection.post(path, action.arguments.encode("utf-8", "replace"), stage="step", deadline=deadline)
     if (failure := parse_failure(answer)) is not None:
