@@ -62,7 +62,7 @@ async def test_no_rollout_arrives_after_the_end_of_a_timed_load() -> None:
 def test_a_constant_latency_does_not_change_the_rate() -> None:
     due = array("d", (0.1 * number for number in range(100)))
     assert compute_rate(due) == pytest.approx(10.0)
-    assert compute_rate(array("d", (each + 30.0 for each in due))) == pytest.approx(10.0)
+    assert compute_rate(array("d", (time + 30.0 for time in due))) == pytest.approx(10.0)
     assert compute_rate(array("d", [1.0])) is None
 
 

@@ -45,7 +45,7 @@ def _here(installed: Callable[..., Path]) -> None:
 
 
 async def all_of(found: AsyncIterator[BenchResult]) -> list[BenchResult]:
-    return [each async for each in found]
+    return [result async for result in found]
 
 
 async def test_an_endpoint_replays_the_oracle_by_default() -> None:
@@ -120,7 +120,7 @@ async def test_a_minute_of_load_and_killed_workers_leave_nothing_behind() -> Non
     # Halfway through, the cache of responses for repeated requests has reached its maximum size.
     for name, memory in load.memory.items():
         assert memory.after - memory.half < 8.0, name
-    assert not [each for each in killed if processes.is_running(each)]
+    assert not [worker for worker in killed if processes.is_running(worker)]
 
 
 def _is_worker(process: psutil.Process) -> bool:

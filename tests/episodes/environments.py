@@ -53,7 +53,7 @@ class Paying(Notebook):
 
 
 def notes(*what):
-    return [("note", {"what": each}) for each in what]
+    return [("note", {"what": entry}) for entry in what]
 
 
 def outputs(rollout):

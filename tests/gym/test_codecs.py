@@ -381,7 +381,7 @@ def test_the_codecs_of_a_configuration_prepare_each_list_of_tools_and_render_eac
 def test_prompts_and_tools_that_differ_are_never_exchanged():
     encoder = PromptEncoder(BYTES)
     integer, number = (
-        LOOK | {"parameters": {"type": "object", "properties": {"at": {"default": each}}}} for each in (1, True)
+        LOOK | {"parameters": {"type": "object", "properties": {"at": {"default": entry}}}} for entry in (1, True)
     )
     cases = [(QUESTION, []), (QUESTION, [LOOK]), (QUESTION, [integer]), (QUESTION, [number]), ([], [LOOK])]
     for opening, tools in [*cases, *cases]:

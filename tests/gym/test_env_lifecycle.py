@@ -93,7 +93,7 @@ def test_environments_in_two_threads_run_concurrently(env: Make, host: ModuleTyp
         wait_for_tool(host)
         wait_for_tool(host)
         host.gate.set()
-        assert all(each.result() for each in both)
+        assert all(item.result() for item in both)
 
 
 def test_use_from_a_second_thread_is_rejected(env: Make, host: ModuleType) -> None:

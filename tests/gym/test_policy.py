@@ -98,7 +98,7 @@ async def test_a_rollout_through_gymnasium_equals_the_one_of_play(name, player):
     result = [rollout(name, player, seed=seed) for seed in range(4)]
     async with load(name) as environment:
         assert [comparable(each) for each in result] == [
-            comparable(await replay(environment, model(player), each)) for each in result
+            comparable(await replay(environment, model(player), entry)) for entry in result
         ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import pytest
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
+from sums_environment import PLAIN
 
 from gymsdk import Environment, ToolCall, Verdict, hookimpl
 from gymsdk.errors import UsageError
@@ -21,20 +22,13 @@ from gymsdk.models.scripted import ScriptedModel
 
 ROWS = [{"responses_create_params": {"input": "note"}}]
 
-NOTES = """
-from typing import Literal
-from gymsdk import Task, Verdict, hookimpl
-
+NOTES = f"""{PLAIN}
 def note() -> str:
     return "noted"
 
 @hookimpl
 def tools():
     return [note]
-
-@hookimpl
-def tasks(split: Literal["train"]):
-    yield Task.ask("note")
 
 @hookimpl
 def verify(transcript):

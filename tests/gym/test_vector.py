@@ -306,12 +306,12 @@ def test_an_invalid_seed_is_rejected(build_vector: BuildVector, seed: Any) -> No
 
 def test_an_invalid_action_consumes_no_task(build_vector: BuildVector) -> None:
     vector, other = build_vector(2), build_vector(2)
-    for each in (vector, other):
-        each.reset(seed=3)
-        each.step(["yes", call("unknown")])
+    for entry in (vector, other):
+        entry.reset(seed=3)
+        entry.step(["yes", call("unknown")])
     with pytest.raises(UsageError, match="slot 1"):
         vector.step(["yes", None])
-    drawn = [each.step(["yes", "yes"])[-1]["task_id"][0] for each in (vector, other)]
+    drawn = [item.step(["yes", "yes"])[-1]["task_id"][0] for item in (vector, other)]
     assert drawn[0] == drawn[1]
 
 

@@ -92,7 +92,7 @@ def _calls(*calls: tuple[str, str]) -> dict[str, Any]:
     return {
         "role": "assistant",
         "content": None,
-        "tool_calls": [{"type": "function", "function": each} for each in functions],
+        "tool_calls": [{"type": "function", "function": function} for function in functions],
     }
 
 

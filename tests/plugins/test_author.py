@@ -234,7 +234,7 @@ async def test_a_coroutine_that_does_not_start_before_its_deadline_causes_no_war
             with pytest.raises(Failed):
                 await author.run("hook 'verify'", function, {})
     gc.collect()
-    assert not [str(each.message) for each in recwarn.list if "never awaited" in str(each.message)]
+    assert not [str(item.message) for item in recwarn.list if "never awaited" in str(item.message)]
 
 
 class Panic(BaseException):

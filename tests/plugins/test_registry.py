@@ -149,8 +149,8 @@ def test_the_first_distribution_on_the_path_counts_if_entry_points_are_unreadabl
     ahead = tmp_path / "ahead"
     ahead.mkdir()
     monkeypatch.syspath_prepend(ahead)
-    for each in (site, Site(ahead)):
-        each.install("adding")
+    for item in (site, Site(ahead)):
+        item.install("adding")
     assert installed()["adding"].error is None
 
 
