@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sums_environment import PLAIN
 
 from gymsdk import Environment
 from gymsdk.errors import BadOutput, BrokenEnvironment
@@ -19,25 +20,13 @@ from gymsdk.rollouts.fingerprint import ADDED_PARTS, digest_distributions, diges
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.plan import Plan, build_settings, list_code_differences, list_differences
 
-USES_HELPER = """
-import os
-from typing import Literal
-from gymsdk import Message, Task, Verdict, hookimpl
+USES_HELPER = f"""{PLAIN}
 IMPORT
 
 environ = ["GRADER_MODE", "GRADER_SECRET"]
 
 @hookimpl
-def tasks(split: Literal["train"]):
-    for number in range(9):
-        yield Task.ask(f"Say {number}.")
-
-@hookimpl
-def solve(task):
-    return Message(content="yes")
-
-@hookimpl
-def verify(transcript):
+def verify():
     LATE
     return Verdict(reward=VALUE)
 """

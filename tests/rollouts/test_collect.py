@@ -136,23 +136,34 @@ async def test_only_missing_rollouts_are_played(sums: Mapping[str, Environment],
     assert {played.job.key for played in rest} == {(0, 0), (1, 0)}
 
 
-async def test_a_retryable_failure_is_retried(sums: Mapping[str, Environment], folder: RunFolder) -> None:
-    model = _failing_model(2, Failed("busy", kind="model_error", retryable=True))
-    played = await LocalPlayer(sums, model, attempts=3)(_job(folder))
-    assert (played.rollout.outcome, played.attempts) == ("scored", 3)
+BUSY = {"kind": "model_error", "retryable": True}
 
 
-async def test_attempts_are_limited(sums: Mapping[str, Environment], folder: RunFolder) -> None:
-    model = _failing_model(2, Failed("busy", kind="model_error", retryable=True))
-    played = write_result(folder, await LocalPlayer(sums, model, attempts=2)(_job(folder)))
-    (stored,) = folder.read_failures()
-    line = stored.line
-    assert played.rollout.reward is None
-    assert (line["_ng_failure_class"], line["_ng_failure_stage"], line["_ng_attempt_index"]) == (
-        "model_error",
-        "model",
-        1,
-    )
+@pytest.mark.parametrize(
+    ("failures", "allowed", "error", "expected"),
+    [
+        (2, 3, BUSY, (3, "scored")),
+        (2, 2, BUSY, (2, "failed")),
+        (9, 3, {"kind": "model_refused"}, (1, "failed")),
+        (9, 3, BUSY | {"retry_after": MAX_RETRY_AFTER_SECONDS + 1}, (1, "failed")),
+    ],
+)
+async def test_a_retryable_failure_is_retried_within_the_attempts(
+    sums: Mapping[str, Environment],
+    folder: RunFolder,
+    failures: int,
+    allowed: int,
+    error: dict[str, Any],
+    expected: tuple[int, str],
+) -> None:
+    model = _failing_model(failures, Failed("busy", **error))
+    played = write_result(folder, await LocalPlayer(sums, model, attempts=allowed)(_job(folder)))
+    assert (played.attempts, played.rollout.outcome) == expected
+    for stored in folder.read_failures():
+        line = stored.line
+        assert played.rollout.reward is None
+        assert (line["_ng_failure_class"], line["_ng_failure_stage"]) == (error["kind"], "model")
+        assert (line["_ng_attempt_index"], line["_ng_failure_terminal"]) == (expected[0] - 1, False)
 
 
 async def test_a_failure_of_the_verifier_is_not_retried_within_a_run(
@@ -200,23 +211,6 @@ async def test_a_retry_waits_as_long_as_the_server_asks(
     played = await LocalPlayer(sums, _failing_model(1, error))(_job(folder))
     assert (played.rollout.outcome, played.attempts) == ("scored", 2)
     assert loop.time() - start_time >= 0.2
-
-
-async def test_a_request_is_not_retried_if_the_server_asks_for_too_long_a_wait(
-    sums: Mapping[str, Environment], folder: RunFolder
-) -> None:
-    error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=MAX_RETRY_AFTER_SECONDS + 1)
-    played = write_result(folder, await LocalPlayer(sums, _failing_model(9, error))(_job(folder)))
-    (stored,) = folder.read_failures()
-    line = stored.line
-    assert (played.attempts, line["_ng_failure_terminal"]) == (1, False)
-
-
-async def test_a_failure_that_is_not_retryable_is_not_retried(
-    sums: Mapping[str, Environment], folder: RunFolder
-) -> None:
-    model = _failing_model(9, Failed("no such model", kind="model_refused"))
-    assert (await LocalPlayer(sums, model, attempts=3)(_job(folder))).attempts == 1
 
 
 async def test_an_internal_error_fails_one_rollout_only(
@@ -385,17 +379,11 @@ def test_an_unreachable_server_ends_the_run() -> None:
         breaker.record(_rollout("model_unreachable"))
 
 
-def test_a_server_that_returns_in_time_does_not_end_the_run() -> None:
+def test_only_a_model_that_never_answers_ends_the_run() -> None:
     streak = [_rollout("model_unreachable")] * (MAX_UNAVAILABLE_IN_A_ROW - 1)
     _record(CircuitBreaker(), *streak, _rollout(), *streak, _rollout("model_refused"), *streak)
-
-
-def test_a_model_that_never_answers_ends_the_run() -> None:
     with pytest.raises(ModelLost):
         _record(CircuitBreaker(), *[_rollout("model_refused")] * MAX_FAILURES_BEFORE_FIRST_SCORE)
-
-
-def test_failing_rows_never_end_a_run() -> None:
     _record(CircuitBreaker(scored=1), *[_rollout("model_refused")] * 500)
     _record(CircuitBreaker(), *[_rollout("hook_raised", stage="verify")] * 500)
 

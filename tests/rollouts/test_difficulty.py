@@ -35,34 +35,21 @@ def test_an_interval_contains_its_mean_and_stays_within_zero_and_one(values):
     assert result.value == pytest.approx(statistics.fmean(values))
 
 
-def test_the_interval_of_single_rollouts_is_wilsons():
+def test_the_interval_of_single_rollouts_is_wilsons_and_normal_outside_zero_and_one():
     result = compute_interval([1.0] * 7 + [0.0] * 3)
     assert (result.low, result.high) == pytest.approx((0.397, 0.892), abs=0.02)
-
-
-def test_an_interval_of_failures_only_has_a_width():
     result = compute_interval([0.0] * 20, observations=160)
-    assert result.low == 0
-    assert result.high == pytest.approx(0.161, abs=0.001)
-
-
-def test_repeats_do_not_make_few_tasks_look_like_many():
-    few = compute_interval([1.0, 0.0] * 5, observations=1_000)
-    assert few.high - few.low > 0.4
-
-
-def test_more_rollouts_per_task_narrow_the_interval_of_one_task():
-    assert compute_interval([0.5], observations=100).high < compute_interval([0.5], observations=10).high
-    assert compute_interval([0.0], observations=100).high < compute_interval([0.0], observations=10).high
-
-
-def test_rewards_outside_zero_and_one_have_the_normal_interval():
+    assert (result.low, result.high) == (0, pytest.approx(0.161, abs=0.001))
     result = compute_interval([-2.0, 0.0, 2.0, 4.0])
     half = 1.96 * statistics.stdev([-2, 0, 2, 4]) / 2
     assert (result.low, result.high) == pytest.approx((1 - half, 1 + half), rel=1e-3)
 
 
-def test_a_higher_confidence_gives_a_wider_interval():
+def test_more_rollouts_per_task_narrow_the_interval_of_one_task_and_not_that_of_few():
+    for value in (0.5, 0.0):
+        assert compute_interval([value], observations=100).high < compute_interval([value], observations=10).high
+    few = compute_interval([1.0, 0.0] * 5, observations=1_000)
+    assert few.high - few.low > 0.4
     values = [1.0, 0.0, 1.0, 0.5]
     assert compute_interval(values, confidence=0.99).high > compute_interval(values, confidence=0.9).high
 
@@ -88,16 +75,10 @@ def test_pass_intervals_agree_with_the_aggregate_at_every_k():
         assert estimate.low < estimate.value < estimate.high
 
 
-def test_no_rollouts_have_no_intervals():
-    assert compute_pass_intervals([]) == {}
-
-
 def test_the_zero_variance_share_counts_only_tasks_with_repeats():
     assert compute_zero_variance_share(rollouts([[1, 1], [0, 0], [1, 0], [1]])) == pytest.approx(2 / 3)
-
-
-def test_the_zero_variance_share_is_unknown_without_repeats():
     assert compute_zero_variance_share(rollouts([[1], [0]])) is None
+    assert compute_pass_intervals([]) == {}
 
 
 def test_a_histogram_puts_an_edge_value_into_the_upper_bin_and_one_into_the_last():
@@ -114,9 +95,6 @@ def test_a_histogram_counts_every_value(values, bins):
 def test_a_histogram_spans_values_outside_zero_and_one():
     result = build_histogram([-2.0, 0.0, 2.0], bins=2)
     assert result == [Bin(-2.0, 0.0, 1), Bin(0.0, 2.0, 2)]
-
-
-def test_equal_values_above_one_share_a_bin():
     assert build_histogram([5.0, 5.0]) == [Bin(5.0, 5.0, 2)]
     assert build_histogram([]) == []
 
@@ -129,7 +107,4 @@ def test_bands_separate_tasks_by_their_share_of_right_rollouts():
 def test_bands_are_measured_against_the_maximum_reward():
     result = count_bands(rollouts([[2, 2], [1, 1], [1, 1], [0, -1]]), maxima={0: 2.0, 1: 2.0, 3: 0.5})
     assert result == {"always wrong": 1, "hard": 0, "medium": 1, "easy": 0, "always right": 2}
-
-
-def test_a_task_with_a_maximum_of_zero_is_in_a_band():
     assert count_bands(rollouts([[1, -1]]), maxima={0: 0.0})["always wrong"] == 1

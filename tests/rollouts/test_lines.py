@@ -100,33 +100,27 @@ async def test_a_scored_line_can_be_read_back(rollout):
     assert (parsed.usage, parsed.timing, parsed.opening) == (rollout.usage, rollout.timing, rollout.opening)
     assert parsed.verdict.model_dump() == rollout.verdict.model_dump(mode="json")
     assert parsed.response == rollout.response
+    stored = json.loads(jsonl.dump_row(line))
+    assert json.loads(jsonl.dump_row(build_line(StoredRollout(stored).to_rollout(), (3, 1)))) == stored
+    assert build_line(rollout, (3, 1), attempts=2)["gymsdk"]["attempts"] == 2
 
 
-async def test_a_line_that_was_read_back_is_written_unchanged(rollout):
-    line = json.loads(jsonl.dump_row(build_line(rollout, (3, 1))))
-    assert json.loads(jsonl.dump_row(build_line(StoredRollout(line).to_rollout(), (3, 1)))) == line
-
-
-async def test_a_verdict_without_components_adds_none_to_its_line(policy):
-    class NoComponents:
-        @hookimpl
-        def verify(self):
-            return Verdict(reward=0.5)
-
-    rollout = await play(Environment("plain", NoComponents()), policy("4"), ROW)
-    assert "reward_components" not in build_line(rollout, (0, 0))
-
-
-async def test_the_offered_tools_are_on_the_line(policy):
+async def test_a_line_has_the_offered_tools_and_nothing_of_an_earlier_run_or_of_components_that_are_missing(policy):
     def search(place: str): ...
 
-    class WithTools(GradedEnvironment):
+    class NoComponents:
         @hookimpl
         def tools(self):
             return [search]
 
-    rollout = await play(Environment("with_tools", WithTools()), policy("4"), ROW)
-    line = build_line(rollout, (0, 0))
+        @hookimpl
+        def verify(self):
+            return Verdict(reward=0.5)
+
+    row = {**ROW, "reward": 9.0, "response": {}, "gymsdk": {}, "_ng_failure_class": "old", "mine": 1}
+    line = build_line(await play(Environment("plain", NoComponents()), policy("4"), row), (0, 0))
+    assert not {"reward_components", "_ng_failure_class"} & line.keys()
+    assert (line["reward"], line["mine"]) == (0.5, 1)
     assert [tool["name"] for tool in line["responses_create_params"]["tools"]] == ["search"]
 
 
@@ -150,45 +144,25 @@ async def test_a_failed_line_describes_the_failure_and_has_no_reward(policy):
     assert line["response"]["output"]
 
 
-def test_a_rollout_that_failed_before_its_reset_has_a_line():
-    rollout = Rollout(id="0:0", environment="grades", row=ROW, seed=0, outcome="failed")
-    line = build_line(rollout, (0, 0), attempts=1)
-    assert line["responses_create_params"] == ROW["responses_create_params"]
-    assert line["response"] is None
-
-
-async def test_a_line_omits_the_results_of_an_earlier_run(policy):
-    row = {**ROW, "reward": 9.0, "response": {}, "gymsdk": {}, "_ng_failure_class": "old", "mine": 1}
-    rollout = await play(Environment("grades", GradedEnvironment()), policy("4"), row)
-    line = build_line(rollout, (0, 0))
-    assert (line["reward"], line["mine"]) == (1.25, 1)
-    assert "_ng_failure_class" not in line
-
-
-async def test_a_failure_that_a_retry_cannot_fix_is_terminal(policy):
-    rollout = await play(Environment("grades", GradedEnvironment()), policy([("no", "{")]), ROW, budget=Budget(turns=1))
-    for stage, kind, terminal in (
+@pytest.mark.parametrize(
+    ("stage", "kind", "terminal"),
+    [
         ("model", "model_refused", False),
         ("verify", "judge_failed", False),
         ("host", "host_broke", False),
         ("step", "threads_exhausted", False),
         ("step", "x", True),
-    ):
-        failure = Failure(stage=stage, kind=kind, message="")
-        line = build_line(rollout.model_copy(update={"failure": failure}), (0, 0), attempts=1)
-        assert line["_ng_failure_terminal"] is terminal
-
-
-@pytest.mark.parametrize("kind", ["worker_killed", "worker_timeout", "worker_start"])
-def test_the_loss_of_a_worker_is_terminal_only_in_verify(kind):
-    for stage, terminal in (("verify", True), ("step", False)):
-        failure = Failure(stage=stage, kind=kind, message="", retryable=True)
-        rollout = Rollout(id="0:0", environment="grades", row=ROW, seed=0, outcome="failed", failure=failure)
-        assert build_line(rollout, (0, 0), attempts=1)["_ng_failure_terminal"] is terminal
-
-
-async def test_a_line_records_the_number_of_attempts(rollout):
-    assert build_line(rollout, (3, 1), attempts=2)["gymsdk"]["attempts"] == 2
+        *(("verify", f"worker_{end}", True) for end in ("killed", "timeout", "start")),
+        *(("step", f"worker_{end}", False) for end in ("killed", "timeout", "start")),
+    ],
+)
+def test_a_failure_that_a_retry_cannot_fix_is_terminal(stage, kind, terminal):
+    failure = Failure(stage=stage, kind=kind, message="", retryable=kind.startswith("worker"))
+    rollout = Rollout(id="0:0", environment="grades", row=ROW, seed=0, outcome="failed", failure=failure)
+    line = build_line(rollout, (0, 0), attempts=1)
+    assert line["_ng_failure_terminal"] is terminal
+    # It failed before its reset.
+    assert (line["responses_create_params"], line["response"]) == (ROW["responses_create_params"], None)
 
 
 async def test_strip_results_removes_the_verdict_of_an_earlier_run(rollout):

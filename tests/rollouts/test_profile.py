@@ -38,34 +38,19 @@ def _profile(groups: Groups, *, failed: int = 0, maxima: dict[int, float] | None
     return build_profile("sums", "scripted/oracle", rollouts, maxima=maxima)
 
 
-def test_groups_without_variance_are_counted() -> None:
-    assert _profile([[1, 1], [0, 0], [0, 1], [1, 0]]).flat == 0.5
-
-
-def test_bands_use_the_claimed_maximum_of_each_task() -> None:
+def test_a_profile_has_the_figures_of_its_groups() -> None:
     profile = _profile([[0, 0], [0, 2], [2, 2], [1, 1]], maxima={0: 2.0, 1: 2.0, 2: 2.0, 3: 1.0})
     assert profile.bands == {"always wrong": 1, "hard": 0, "medium": 1, "easy": 0, "always right": 2}
-    assert profile.maximum == 2.0
+    assert (profile.maximum, profile.flat, profile.tokens, profile.turns) == (2.0, 0.75, 5.0, 2.0)
+    assert sum(bar.count for bar in profile.rewards) == 8
+    grading = _profile([[1]] * 101).grading
+    assert (grading["p50"], grading["p99"]) == (51.0, 100.0)
 
 
 def test_pass_at_k_has_an_interval() -> None:
     passes = _profile([[0, 1], [1, 0], [0, 0], [1, 1]]).passes
     assert (passes[1].value, passes[2].value) == (0.5, 0.75)
     assert 0 <= passes[2].low < 0.75 < passes[2].high <= 1
-
-
-def test_grading_times_are_percentiles() -> None:
-    grading = _profile([[1]] * 101).grading
-    assert (grading["p50"], grading["p99"]) == (51.0, 100.0)
-
-
-def test_tokens_are_counted_per_turn() -> None:
-    profile = _profile([[1, 0]])
-    assert (profile.tokens, profile.turns) == (5.0, 2.0)
-
-
-def test_every_reward_is_in_the_histogram() -> None:
-    assert sum(bar.count for bar in _profile([[0, 0.5, 1], [1, 1, 1]]).rewards) == 6
 
 
 @pytest.mark.parametrize("step", ["0.05", "0.1", "0.2", "0.01"])

@@ -51,39 +51,24 @@ def test_a_split_is_read_up_to_the_limit(sums: Mapping[str, Environment]) -> Non
     rows = list(read_splits(sums, "train", seed=3, limit=2))
     assert [(name, row["answer"]) for name, row in rows] == [("sums", 0), ("sums", 1)]
     assert rows[0][1]["responses_create_params"]["input"][0]["content"] == "train 3"
-
-
-def test_every_environment_contributes_its_own_rows(sums: Mapping[str, Environment]) -> None:
     both = {**sums, "more": sums["sums"]}
     assert [name for name, _ in read_splits(both, None, seed=0, limit=2)] == ["sums", "sums", "more", "more"]
 
 
-def test_the_example_split_is_the_default(sums: Mapping[str, Environment]) -> None:
+def test_the_default_split_is_example_or_the_first(
+    sums: Mapping[str, Environment], environment: Callable[..., Environment]
+) -> None:
     assert get_default_split(sums["sums"]) == "example"
-
-
-def test_the_first_split_is_the_default_without_an_example_split(environment: Callable[..., Environment]) -> None:
     assert get_default_split(environment(SPLITS.replace('"example"', '"test"'))) == "train"
-
-
-def test_an_environment_without_splits_requires_a_tasks_file(environment: Callable[..., Environment]) -> None:
     bare = environment("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n")
     with pytest.raises(UnknownSplit, match="has no splits; name a task file with --tasks"):
         get_default_split(bare)
-
-
-def test_an_unknown_split_is_rejected(sums: Mapping[str, Environment]) -> None:
     with pytest.raises(UnknownSplit, match="trian"):
         list(read_splits(sums, "trian", seed=0, limit=1))
 
 
 def test_rows_of_a_file_keep_every_field(sums: Mapping[str, Environment], task_file: Callable[..., Path]) -> None:
     assert list(read_file(sums, task_file(GOOD, b"", GOOD), limit=None)) == [("sums", GOOD)] * 2
-
-
-def test_a_file_is_read_no_further_than_the_limit(
-    sums: Mapping[str, Environment], task_file: Callable[..., Path]
-) -> None:
     assert len(list(read_file(sums, task_file(GOOD, GOOD, b"{broken"), limit=2))) == 2
 
 
@@ -136,10 +121,8 @@ def test_the_agents_named_in_a_file_are_listed_once_each(task_file: Callable[...
     assert list_wanted(["sums"], path, limit=None, agent=None) == [(None, "sums"), ("sums_simple_agent", "sums")]
     assert list_wanted(["sums"], path, limit=1, agent=None) == [(None, "sums")]
     assert list_wanted([], path, limit=None, agent="mine") == [("mine", "mine"), ("sums_simple_agent", "sums")]
-
-
-def test_only_the_first_lines_of_a_file_are_sampled_for_agents(task_file: Callable[..., Path]) -> None:
-    assert list_wanted(["sums"], task_file(*[b"{torn"] * MAX_SAMPLED_LINES, GOOD), limit=None, agent=None) == []
+    torn = task_file(*[b"{torn"] * MAX_SAMPLED_LINES, GOOD)
+    assert list_wanted(["sums"], torn, limit=None, agent=None) == []
 
 
 @pytest.mark.parametrize(
@@ -178,13 +161,10 @@ def test_the_agent_of_an_environment_is_found_whatever_its_name(
         assert served.get_resources(named, "sums") == agents[agent]
 
 
-def test_the_agent_is_found_by_either_name_of_an_environment() -> None:
-    served = HeadServers(ServerClient(), {"a": "mine"}, {"mine": "example_single_tool_call"})
-    assert served.get_agent(None, "tool_call") == served.get_agent(None, "example_single_tool_call") == "a"
-
-
 def test_several_agents_of_an_environment_are_listed() -> None:
     served = HeadServers(ServerClient(), {"a": "sums", "b": "sums"}, {"sums": "sums"})
     with pytest.raises(UnknownServer, match="has several agents for 'sums': a, b; name one with --agent"):
         served.get_agent(None, "sums")
     assert served.get_agent("b", "sums") == "b"
+    served = HeadServers(ServerClient(), {"a": "mine"}, {"mine": "example_single_tool_call"})
+    assert served.get_agent(None, "tool_call") == served.get_agent(None, "example_single_tool_call") == "a"

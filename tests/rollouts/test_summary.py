@@ -89,22 +89,25 @@ def _summary(folder: RunFolder, environment_with_metrics: Environment) -> dict[s
     return {**summary.metrics, "group_level_metrics": list(summary.iter_tasks())}
 
 
-@pytest.fixture
-def summary(folder: RunFolder, environment_with_metrics: Environment) -> dict[str, Any]:
+def test_scored_rollouts_enter_means_and_failures_are_counted_with_their_tokens(
+    folder: RunFolder, environment_with_metrics: Environment
+) -> None:
     for line in (_line(0, 0, 1.0, "4"), _line(0, 1, 0.0, "5"), _line(1, 0, 1.0, "7")):
         folder.append(line)
     folder.append(_failed_line(1, 1, "tool_raised", "first"), failed=True)
-    return _summary(folder, environment_with_metrics)
-
-
-def test_only_scored_rollouts_enter_a_mean(summary: dict[str, Any]) -> None:
-    assert summary["agent_metrics"]["mean/reward"] == pytest.approx(2 / 3)
+    summary = _summary(folder, environment_with_metrics)
+    metrics = summary["agent_metrics"]
+    assert metrics["mean/reward"] == pytest.approx(2 / 3)
+    # Fields of the verdict have means, fields of the row do not; the environment adds its own metrics.
+    assert (metrics["mean/length"], "mean/difficulty" in metrics, metrics["own/rollouts"]) == (3.0, False, 3.0)
+    assert (metrics["majority@1/accuracy"], summary["key_metrics"]["own/length"]) == (100.0, 9.0)
     assert summary["outcomes"] == {"scored": 3, "failed": 1}
-
-
-def test_failures_are_counted_by_kind_with_one_message_each(summary: dict[str, Any]) -> None:
-    assert summary["failures"] == {"tool_raised": 1}
-    assert summary["failure_messages"] == {"tool_raised": "first"}
+    assert (summary["failures"], summary["failure_messages"]) == ({"tool_raised": 1}, {"tool_raised": "first"})
+    assert summary["usage"] == {"policy": {"input_tokens": 40, "output_tokens": 8, "total_tokens": 48, "calls": 4}}
+    assert summary["seconds"] == pytest.approx({"model": 0.02, "verify": 0.01})
+    groups = {group["_ng_task_index"]: group for group in summary["group_level_metrics"]}
+    assert {task: group["missing_num_rollouts"] for task, group in groups.items()} == {0: 0, 1: 1}
+    assert {task: group["sample"] for task, group in groups.items()} == {0: {"difficulty": 0}, 1: {"difficulty": 1}}
 
 
 def test_retryable_and_terminal_failures_are_counted_separately(
@@ -135,23 +138,6 @@ def test_prompts_that_were_too_long_are_counted(folder: RunFolder, environment_w
     assert re.search(r"^prompt too long +1$", format_metrics_table([result]), re.MULTILINE)
 
 
-def test_tokens_of_failed_rollouts_are_counted(summary: dict[str, Any]) -> None:
-    assert summary["usage"] == {"policy": {"input_tokens": 40, "output_tokens": 8, "total_tokens": 48, "calls": 4}}
-
-
-def test_seconds_are_the_mean_of_scored_rollouts(summary: dict[str, Any]) -> None:
-    assert summary["seconds"] == pytest.approx({"model": 0.02, "verify": 0.01})
-
-
-def test_verdict_fields_have_means_and_row_fields_do_not(summary: dict[str, Any]) -> None:
-    assert summary["agent_metrics"]["mean/length"] == 3.0
-    assert "mean/difficulty" not in summary["agent_metrics"]
-
-
-def test_a_verdict_with_an_extracted_answer_has_majority_metrics(summary: dict[str, Any]) -> None:
-    assert summary["agent_metrics"]["majority@1/accuracy"] == 100.0
-
-
 def test_a_vote_for_an_answer_is_in_the_metrics_and_in_the_table(
     folder: RunFolder, environment_with_metrics: Environment
 ) -> None:
@@ -172,23 +158,16 @@ def test_a_vote_for_an_answer_is_in_the_metrics_and_in_the_table(
 def test_a_verdict_without_an_extracted_answer_has_no_majority_metrics(
     folder: RunFolder, environment_with_metrics: Environment
 ) -> None:
-    line = _line(0, 0, 1.0)
-    line["gymsdk"]["verdict"] = []
-    folder.append(line)
-    assert not any(
-        key.startswith(("majority", "vote")) for key in _summary(folder, environment_with_metrics)["agent_metrics"]
-    )
-
-
-def test_reward_components_have_means(folder: RunFolder, environment_with_metrics: Environment) -> None:
-    folder.append(_line(0, 0, 1.0, reward_components={"steps": 0.25, "verdict": 0.75}))
-    folder.append(_line(0, 1, 0.75, reward_components={"steps": 0.75, "verdict": 0.0}))
-    assert _summary(folder, environment_with_metrics)["agent_metrics"]["mean/reward_components/steps"] == 0.5
-
-
-def test_the_metrics_of_the_environment_are_merged(summary: dict[str, Any]) -> None:
-    assert summary["agent_metrics"]["own/rollouts"] == 3.0
-    assert summary["key_metrics"]["own/length"] == 9.0
+    folder.append(_failed_line(1, 0, "hook_raised", "no"), failed=True)
+    summary = _summary(folder, environment_with_metrics)
+    assert (summary["agent_metrics"], summary["group_level_metrics"]) == ({}, [])
+    for repeat, (steps, verdict) in enumerate(((0.25, 0.75), (0.75, 0.0))):
+        line = _line(0, repeat, steps + verdict, reward_components={"steps": steps, "verdict": verdict})
+        line["gymsdk"]["verdict"] = []
+        folder.append(line)
+    metrics = _summary(folder, environment_with_metrics)["agent_metrics"]
+    assert metrics["mean/reward_components/steps"] == 0.5
+    assert not any(key.startswith(("majority", "vote")) for key in metrics)
 
 
 class ConflictingMetrics:
@@ -234,23 +213,6 @@ def test_rewards_near_the_float_limit_have_finite_metrics(
     json.dumps(summary, allow_nan=False)
 
 
-def test_each_task_counts_its_missing_rollouts(summary: dict[str, Any]) -> None:
-    missing = {group["_ng_task_index"]: group["missing_num_rollouts"] for group in summary["group_level_metrics"]}
-    assert missing == {0: 0, 1: 1}
-
-
-def test_each_task_shows_its_row_without_the_prompt(summary: dict[str, Any]) -> None:
-    samples = {group["_ng_task_index"]: group["sample"] for group in summary["group_level_metrics"]}
-    assert samples == {0: {"difficulty": 0}, 1: {"difficulty": 1}}
-
-
-def test_a_run_without_a_reward_has_a_summary(folder: RunFolder, environment_with_metrics: Environment) -> None:
-    folder.append(_failed_line(0, 0, "hook_raised", "no"), failed=True)
-    summary = _summary(folder, environment_with_metrics)
-    assert (summary["agent_metrics"], summary["group_level_metrics"]) == ({}, [])
-    json.dumps(summary)
-
-
 def test_stored_rollouts_are_a_sequence_read_from_disk() -> None:
     lines = [_line(task, 0, float(task), str(task)) for task in range(4)]
     reads = []
@@ -266,10 +228,7 @@ def test_stored_rollouts_are_a_sequence_read_from_disk() -> None:
     assert len(reads) == 3
     with pytest.raises(IndexError):
         stored[4]
-
-
-def test_stored_rollouts_of_other_environments_are_omitted() -> None:
-    assert list(StoredRollouts(lambda: [StoredRollout(_line(0, 0, 1.0))], "other", count=0)) == []
+    assert list(StoredRollouts(read, "other", count=0)) == []
 
 
 def test_a_stored_rollout_has_the_fields_of_its_line() -> None:
