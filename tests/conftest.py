@@ -31,7 +31,6 @@ SLOW = (
     "tests/checks/test_answer_forms.py",
     "tests/checks/test_corpus.py",
     "tests/checks/test_execution.py",
-    "tests/checks/test_mutations.py",
     "tests/checks/test_pytest_plugin.py",
     "tests/checks/test_resources.py",
     "tests/cli/test_bench.py",

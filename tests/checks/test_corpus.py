@@ -13,6 +13,8 @@ from gymsdk.checks.report import Check
 from gymsdk.checks.run import CHECKS, FAMILIES, CheckRun, select_checks
 from gymsdk.checks.subject import build_subject
 
+from .healthy import BASES
+
 FOLDER = Path(__file__).parent / "corpus"
 HEALTHY = "healthy"
 CASES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -27,18 +29,26 @@ SELECTED = {"healthy_slow": ("runtime.episode_isolation", "semantic.floor_gap", 
 CHECK_SECONDS = 2.0
 """The number of seconds that the episodes of one check should take here."""
 
-OPENING = re.compile(r'^"""Fails ([\w.]+)(?: \(and ([\w.,\s]+)\))?: ')
+OPENING = re.compile(r'^"""Fails ([\w.]+)(?: \(and ([\w.,\s]+)\))?: ', re.MULTILINE)
 """The start of the docstring of a broken environment: the check that fails, and checks that may fail with it."""
+
+BASE = re.compile(r"^from checks\.bases\.(\w+) import \*$", re.MULTILINE)
+"""The line of a case that names its base: the definitions that it does not replace."""
 
 
 @cache
 def read_source(case: str) -> str:
-    return (FOLDER / f"{case}.py").read_text()
+    """Return the source of *case* after that of the base that it imports."""
+    # A class of the base may be replaced after a hook that names it.
+    source = f"from __future__ import annotations\n{(FOLDER / f'{case}.py').read_text()}"
+    while base := BASE.search(source):
+        source = source.replace(base[0], (BASES / f"{base[1]}.py").read_text())
+    return source
 
 
 def parse_expected(case: str) -> tuple[str, set[str]]:
     """Return the check that *case* fails, and the checks that may fail too."""
-    found = OPENING.match(read_source(case))
+    found = OPENING.search(read_source(case))
     assert found, f"{case}.py does not begin with the check that fails"
     return found[1], set(re.findall(r"[\w.]+", found[2] or ""))
 

@@ -1,28 +1,6 @@
 """Fails semantic.canary_floor (and semantic.floor_gap): a tool raises an exception for an unexpected value."""
 
-import random
-from typing import Annotated, Literal
-
-from pydantic import Field
-
-from gymsdk import Message, Task, Verdict, hookimpl
-
-
-class Sum(Task):
-    total: int
-
-
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        one, other = rng.randrange(300, 999), rng.randrange(300, 999)
-        yield Sum.ask(f"What is {one} + {other}?", total=one + other)
-
-
-@hookimpl
-def solve(task: Sum):
-    return Message(content=str(task.total))
+from checks.bases.sums import *
 
 
 async def digit(
@@ -36,8 +14,3 @@ async def digit(
 @hookimpl
 def tools():
     return [digit]
-
-
-@hookimpl
-def verify(task: Sum, transcript):
-    return Verdict(reward=float(transcript.reply == str(task.total)))

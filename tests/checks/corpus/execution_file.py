@@ -1,31 +1,15 @@
 """Fails semantic.code_execution: `verify` writes the code block of the reply to a file and runs it."""
 
-import random
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Literal
 
-from gymsdk import Message, Task, Verdict, hookimpl
+from checks.bases.executed import *
 
-
-class Sum(Task):
-    total: int
-
-
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        one, two = rng.randrange(100, 999), rng.randrange(100, 999)
-        yield Sum.ask(f"Write a program in a ```python block that prints {one} + {two}.", total=one + two)
-
-
-@hookimpl
-def solve(task: Sum):
-    return Message(content=f"```python\nprint({task.total})\n```")
+PROMPT = "Write a program in a ```python block that prints {one} + {other}."
+REPLY = "```python\nprint({total})\n```"
 
 
 @hookimpl

@@ -1,39 +1,14 @@
 """Fails semantic.code_execution: `verify` executes the field `source` of a JSON object."""
 
 import json
-import random
-from typing import Literal
 
-from gymsdk import Message, Task, Verdict, hookimpl
+from checks.bases.executed import *
 
-
-class Sum(Task):
-    total: int
+PROMPT = 'Reply as {{"language": "python", "source": ...}} so that `answer` is {one} + {other}.'
+REPLY = '{{"language": "python", "source": "answer = {total}"}}'
 
 
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        one, two = rng.randrange(100, 999), rng.randrange(100, 999)
-        yield Sum.ask(
-            f'Reply as {{"language": "python", "source": ...}} so that `answer` is {one} + {two}.',
-            total=one + two,
-        )
-
-
-@hookimpl
-def solve(task: Sum):
-    return Message(content=json.dumps({"language": "python", "source": f"answer = {task.total}"}))
-
-
-@hookimpl
-def verify(task: Sum, transcript):
-    names = {}
-    try:
-        reply = json.loads(transcript.reply)
-        if reply["language"] == "python":
-            exec(reply["source"], names)
-    except Exception:  # noqa: BLE001  # so such a verifier goes on
-        return Verdict(reward=0.0)
-    return Verdict(reward=float(names.get("answer") == task.total))
+def execute(code, names):
+    reply = json.loads(code)
+    if reply["language"] == "python":
+        exec(reply["source"], names)

@@ -1,27 +1,10 @@
 """Fails semantic.code_execution: `verify` pastes the reply into a shell command."""
 
-import random
 import subprocess
-from typing import Literal
 
-from gymsdk import Message, Task, Verdict, hookimpl
+from checks.bases.sums import *
 
-
-class Sum(Task):
-    total: int
-
-
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        one, two = rng.randrange(100, 999), rng.randrange(100, 999)
-        yield Sum.ask(f"Which number is the sum of {one} and {two}?", total=one + two)
-
-
-@hookimpl
-def solve(task: Sum):
-    return Message(content=str(task.total))
+PROMPT = "Which number is the sum of {one} and {other}?"
 
 
 @hookimpl

@@ -1,26 +1,8 @@
 """Fails semantic.code_execution: the tool `run_python` executes its argument."""
 
-import random
-from typing import Literal
+from checks.bases.sums import *
 
-from gymsdk import Message, Task, Verdict, hookimpl
-
-
-class Sum(Task):
-    total: int
-
-
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        one, two = rng.randrange(100, 999), rng.randrange(100, 999)
-        yield Sum.ask(f"Compute {one} + {two} with run_python, and reply the number.", total=one + two)
-
-
-@hookimpl
-def solve(task: Sum):
-    return Message(content=str(task.total))
+PROMPT = "Compute {one} + {other} with run_python, and reply the number."
 
 
 def run_python(code: str) -> str:
@@ -40,8 +22,3 @@ def run_python(code: str) -> str:
 @hookimpl
 def tools():
     return [run_python]
-
-
-@hookimpl
-def verify(task: Sum, transcript):
-    return Verdict(reward=float(transcript.reply.strip() == str(task.total)))

@@ -1,22 +1,8 @@
 """Fails semantic.code_execution: the tool `run` executes its second argument if its first one names a shell."""
 
-import asyncio
-import random
-from typing import Literal
+from checks.bases.sums import *
 
-from gymsdk import Message, Task, ToolCall, Verdict, hookimpl
-
-
-class Sum(Task):
-    total: int
-
-
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        one, two = rng.randrange(100, 999), rng.randrange(100, 999)
-        yield Sum.ask(f"Compute {one} + {two} with run, and reply the number.", total=one + two)
+PROMPT = "Compute {one} + {other} with run, and reply the number."
 
 
 @hookimpl
@@ -42,8 +28,3 @@ async def run(shell: str, command: str) -> str:
 @hookimpl
 def tools():
     return [run]
-
-
-@hookimpl
-def verify(task: Sum, transcript):
-    return Verdict(reward=float(transcript.reply.strip() == str(task.total)))

@@ -1,13 +1,6 @@
 """Fails semantic.floor_gap: the verifier evaluates the reply, so the expression of the prompt is right."""
 
-import random
-from typing import Literal
-
-from gymsdk import Message, Task, Verdict, hookimpl
-
-
-class Sum(Task):
-    total: int
+from checks.bases.sums import *
 
 
 @hookimpl
@@ -16,11 +9,6 @@ def tasks(split: Literal["train", "validation"], seed):
     while True:
         one, two, three = (rng.randrange(30, 999) for _ in range(3))
         yield Sum.ask(f"Compute: {one} * {two} + {three}", total=one * two + three)
-
-
-@hookimpl
-def solve(task: Sum):
-    return Message(content=str(task.total))
 
 
 @hookimpl

@@ -1,24 +1,11 @@
 """Fails semantic.floor_gap: the last of five tools ends the episode with full marks."""
 
-import random
-from typing import Literal
-
-from gymsdk import Reset, State, Task, Verdict, hookimpl
-
-
-class Order(Task):
-    book: str
+from checks.bases.shelf import *
 
 
 class Shelf(State):
     books: list[str] = []
     submitted: bool = False
-
-
-async def put(state: Shelf, book: str) -> str:
-    """Put a book on the shelf."""
-    state.books.append(book)
-    return "put"
 
 
 async def take(state: Shelf, book: str) -> str:
@@ -48,17 +35,8 @@ def tools():
 
 
 @hookimpl
-def tasks(split: Literal["train"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while title := "".join(rng.choices("abcdefgh", k=10)):
-        yield Order.ask(f"Put the book called {title} backwards on the shelf, then submit.", book=title[::-1])
-
-
-@hookimpl
-async def reset():
-    return Reset(state=Shelf())
-
-
-@hookimpl
 async def verify(task: Order, state: Shelf):
     return Verdict(reward=float(state.submitted))
+
+
+del solve

@@ -1,9 +1,6 @@
 """Fails semantic.floor_gap: one of four letters is right, but no chance is claimed."""
 
-import random
-from typing import Literal
-
-from gymsdk import Message, Task, Verdict, hookimpl
+from checks.bases.sums import *
 
 
 class Choice(Task):

@@ -1,13 +1,10 @@
 """Fails semantic.floor_gap: the right option is always the second."""
 
-import random
-from typing import Literal
-
-from gymsdk import Claims, Message, Task, Verdict, hookimpl
+from checks.bases.sums import *
 
 
-class Q(Task):
-    letter: str
+class Sum(Task):
+    total: str
 
 
 @hookimpl
@@ -15,20 +12,9 @@ def tasks(split: Literal["train", "validation"], seed):
     rng = random.Random(f"{split}:{seed}")
     while True:
         one, other = rng.randrange(300, 999), rng.randrange(300, 999)
-        w = [one + other + d for d in rng.sample([-30, -20, -10, 10, 20, 30], 3)]
-        opts = [w[0], one + other, w[1], w[2]]
-        text = "\n".join(f"{letter}) {shown}" for letter, shown in zip("ABCD", opts, strict=True))
-        yield Q.ask(f"What is {one} + {other}? Answer with one letter.\n{text}", letter="B")
-
-
-@hookimpl
-def solve(task: Q):
-    return Message(content=task.letter)
-
-
-@hookimpl
-def verify(task: Q, transcript):
-    return Verdict(reward=float(transcript.reply.strip() == task.letter))
+        wrong = [one + other + off for off in rng.sample([-30, -20, -10, 10, 20, 30], 3)]
+        text = f"A) {wrong[0]}\nB) {one + other}\nC) {wrong[1]}\nD) {wrong[2]}"
+        yield Sum.ask(f"What is {one} + {other}? Answer with one letter.\n{text}", total="B")
 
 
 @hookimpl

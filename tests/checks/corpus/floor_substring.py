@@ -1,13 +1,6 @@
 """Fails semantic.floor_gap: the expected answer may appear anywhere, so a reply with many numbers contains it."""
 
-import random
-from typing import Literal
-
-from gymsdk import Message, Task, Verdict, hookimpl
-
-
-class Sum(Task):
-    total: int
+from checks.bases.sums import *
 
 
 @hookimpl
@@ -16,11 +9,6 @@ def tasks(split: Literal["train"], seed):
     while True:
         one, other = rng.randrange(300, 999), rng.randrange(300, 999)
         yield Sum.ask(f"What is {one} + {other}, modulo 150?", total=(one + other) % 150)
-
-
-@hookimpl
-def solve(task: Sum):
-    return Message(content=str(task.total))
 
 
 @hookimpl

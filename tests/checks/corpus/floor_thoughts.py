@@ -1,26 +1,14 @@
 """Fails semantic.floor_gap: the policy's reasoning is graded together with its reply."""
 
-import random
-from typing import Literal
-
-from gymsdk import Message, Task, Verdict, hookimpl
-
-
-class Sum(Task):
-    total: int
+from checks.bases.sums import *
 
 
 @hookimpl
 def tasks(split: Literal["train"], seed):
     rng = random.Random(f"{split}:{seed}")
     while True:
-        one, other = (rng.randrange(10, 99) for _ in range(2))
+        one, other = rng.randrange(10, 99), rng.randrange(10, 99)
         yield Sum.ask(f"What is {one} + {other}?", total=one + other)
-
-
-@hookimpl
-def solve(task: Sum):
-    return Message(content=str(task.total))
 
 
 @hookimpl

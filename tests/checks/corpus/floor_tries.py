@@ -1,22 +1,17 @@
 """Fails semantic.floor_gap: a tool accepts every guess of a small range, and a single right one pays."""
 
-import random
-from typing import Annotated, Literal
-
-from pydantic import Field
-
-from gymsdk import Claims, Message, Reset, State, Task, ToolCall, Verdict, hookimpl
+from checks.bases.sums import *
 
 
-class G(Task):
+class Guess(Task):
     number: int
 
 
-class S(State):
+class Tried(State):
     right: bool = False
 
 
-async def guess(state: S, task: G, number: Annotated[int, Field(ge=1, le=10)]) -> str:
+async def guess(state: Tried, task: Guess, number: Annotated[int, Field(ge=1, le=10)]) -> str:
     """Guess the number.
 
     number: from 1 to 10
@@ -34,29 +29,25 @@ def tools():
 def tasks(split: Literal["train"], seed):
     rng = random.Random(f"{split}:{seed}")
     while True:
-        number = rng.randint(1, 10)
-        times = rng.randint(20, 900)
-        yield G.ask(
-            f"What is the remainder of {times * 11 + number - 1} divided by 11, plus 1? Guess it with the tool.",
-            number=number,
-        )
+        number, times = rng.randint(1, 10), rng.randint(20, 900)
+        dividend = times * 11 + number - 1
+        yield Guess.ask(f"Guess, with the tool, the remainder of {dividend} divided by 11, plus 1.", number=number)
 
 
 @hookimpl
 async def reset():
-    return Reset(state=S())
+    return Reset(state=Tried())
 
 
 @hookimpl
-async def verify(state: S):
+async def verify(state: Tried):
     return Verdict(reward=float(state.right))
 
 
 @hookimpl
-async def solve(task: G, transcript):
-    return (
-        Message(content="Done.") if transcript.calls() else [ToolCall(name="guess", arguments={"number": task.number})]
-    )
+async def solve(task: Guess, transcript):
+    call = ToolCall(name="guess", arguments={"number": task.number})
+    return Message(content="Done.") if transcript.calls() else [call]
 
 
 @hookimpl

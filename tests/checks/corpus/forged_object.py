@@ -1,58 +1,18 @@
 """Fails semantic.canary_floor (and semantic.floor_gap): a reply prints an object with the share of passed tests."""
 
 import json
-import random
-import re
-import subprocess
-import sys
-from typing import Literal
 
-from gymsdk import Message, Task, Verdict, hookimpl
+from checks.bases.programs import *
 
-SANDBOX = """
-import sys
-
-def refuse(event, arguments):
-    if event in ("open", "subprocess.Popen", "os.system", "socket.connect"):
-        raise PermissionError(event)
-
-sys.addaudithook(refuse)
-"""
-"""Code of a reply cannot touch a file here, but it prints to the same standard output as the tests."""
-
-
+OPEN, CLOSE = "<code>", "</code>"
 TESTS = """
 assert scale(3) == 3 * FACTOR
 print("{%s}" % '"share_right": 1.0')
 """
 
 
-class Function(Task):
-    factor: int
-
-
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        factor = rng.randrange(300, 999)
-        yield Function.ask(f"Write a Python function `scale(x)` that multiplies by {factor}.", factor=factor)
-
-
-@hookimpl
-def verify(task: Function, transcript):
-    block = re.search(r"<code>(.*?)</code>", transcript.reply, re.DOTALL)
-    if block is None:
-        return Verdict(reward=0.0)
-    program = SANDBOX + block[1] + TESTS.replace("FACTOR", str(task.factor))
-    command = [sys.executable, "-I", "-S", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+def grade(done):
     try:
-        return Verdict(reward=json.loads(done.stdout)["share_right"])
+        return json.loads(done.stdout)["share_right"]
     except (ValueError, TypeError, KeyError):
-        return Verdict(reward=0.0)
-
-
-@hookimpl
-def solve(task: Function):
-    return Message(content=f"<code>def scale(x):\n    return x * {task.factor}\n</code>")
+        return 0.0

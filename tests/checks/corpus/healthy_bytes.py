@@ -1,20 +1,9 @@
 """Fails nothing: a picture is kept as bytes in the state."""
 
-import random
-from typing import Literal
-
-from gymsdk import Message, Reset, State, Task, ToolCall, Verdict, hookimpl
-
-
-class W(Task):
-    """The shade."""
-
-    shade: int
+from checks.bases.sums import *
 
 
 class Canvas(State):
-    """The picture."""
-
     picture: bytes = b"\x89PNG\r\n"
 
 
@@ -34,7 +23,7 @@ def tasks(split: Literal["train"], seed):
     rng = random.Random(f"{split}:{seed}")
     while True:
         shade = rng.randint(10, 250)
-        yield W.ask(f"Paint one pixel in a shade of {shade} (id {rng.random()}) plus 1.", shade=shade + 1)
+        yield Sum.ask(f"Paint one pixel in a shade of {shade} (id {rng.random()}) plus 1.", total=shade + 1)
 
 
 @hookimpl
@@ -43,10 +32,10 @@ async def reset():
 
 
 @hookimpl
-async def verify(task: W, state: Canvas):
-    return Verdict(reward=float(state.picture[6:] == bytes([task.shade])))
+async def verify(task: Sum, state: Canvas):
+    return Verdict(reward=float(state.picture[6:] == bytes([task.total])))
 
 
 @hookimpl
-async def solve(task: W, transcript):
-    return Message(content="Done.") if transcript.calls() else [ToolCall(name="paint", arguments={"shade": task.shade})]
+async def solve(task: Sum, transcript):
+    return Message(content="Done.") if transcript.calls() else [ToolCall(name="paint", arguments={"shade": task.total})]

@@ -1,35 +1,3 @@
 """Fails nothing: rows have no prompt, `reset` writes it."""
 
-import random
-from typing import Literal
-
-from gymsdk import Message, Reset, Task, Verdict, hookimpl
-
-
-class W(Task):
-    """word"""
-
-    word: str
-
-
-@hookimpl
-def tasks(split: Literal["train", "test"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        word = "".join(rng.choices("abcdefgh", k=8))
-        yield W.model_validate({"responses_create_params": {"input": []}, "word": word})
-
-
-@hookimpl
-def reset(task: W):
-    return Reset(messages=[f"Write {task.word[::-1]} backwards."])
-
-
-@hookimpl
-def verify(task: W, transcript):
-    return Verdict(reward=float(transcript.reply.strip() == task.word))
-
-
-@hookimpl
-def solve(task: W):
-    return Message(content=task.word)
+from checks.bases.unprompted import *

@@ -1,24 +1,19 @@
 """Fails nothing: a path of twenty moves, all of which even the best policy needs."""
 
-import random
-from typing import Literal
+from checks.bases.sums import *
 
-from gymsdk import Message, Reset, State, Task, ToolCall, Verdict, hookimpl
+Direction = Literal["up", "down", "left", "right"]
 
 
 class Path(Task):
-    """The way."""
-
     way: list[str]
 
 
 class At(State):
-    """Where."""
-
     at: int = 0
 
 
-async def go(state: At, task: Path, direction: Literal["up", "down", "left", "right"]) -> str:
+async def go(state: At, task: Path, direction: Direction) -> str:
     """Go in a direction."""
     if state.at < len(task.way) and task.way[state.at] == direction:
         state.at += 1
@@ -35,11 +30,8 @@ def tools():
 @hookimpl
 def tasks(split: Literal["train"], seed):
     rng = random.Random(f"{split}:{seed}")
-    while True:
-        way = rng.choices(["up", "down", "left", "right"], k=20)
-        yield Path.ask(
-            "Go this way, one step at a time, and look after each: " + " ".join(move.upper() for move in way), way=way
-        )
+    while way := rng.choices(["up", "down", "left", "right"], k=20):
+        yield Path.ask(f"Go this way, one step at a time, and look after each: {' '.join(way).upper()}", way=way)
 
 
 @hookimpl
@@ -54,8 +46,6 @@ async def verify(task: Path, state: At):
 
 @hookimpl
 async def solve(task: Path, state: At):
-    return (
-        Message(content="Done.")
-        if state.at == len(task.way)
-        else [ToolCall(name="go", arguments={"direction": task.way[state.at]})]
-    )
+    if state.at == len(task.way):
+        return Message(content="Done.")
+    return [ToolCall(name="go", arguments={"direction": task.way[state.at]})]

@@ -1,20 +1,13 @@
 """Fails nothing: every call costs and a wrong end costs more, so rewards lie between -1 and 0.9."""
 
-import random
-from typing import Literal
-
-from gymsdk import Claims, Message, Reset, State, Step, Task, ToolCall, Verdict, hookimpl
+from checks.bases.sums import *
 
 
 class Maze(Task):
-    """The door."""
-
     door: str
 
 
 class Where(State):
-    """Whether it was opened."""
-
     opened: str = ""
     steps: int = 0
 
@@ -33,8 +26,7 @@ def tools():
 @hookimpl
 def tasks(split: Literal["train"], seed):
     rng = random.Random(f"{split}:{seed}")
-    while True:
-        word = "".join(rng.choices("abcdefgh", k=8))
+    while word := "".join(rng.choices("abcdefgh", k=8)):
         yield Maze.ask(f"Open the door {word}, its name in capitals.", door=word.upper())
 
 
@@ -45,16 +37,14 @@ def reset():
 
 @hookimpl
 def step(state: Where, action):
-    if isinstance(action, ToolCall):
-        state.steps += 1
-        if action.name == "open_door":
-            args = action.parsed() or {}
-            name = args.get("name")
-            if not isinstance(name, str):
-                return Step(output="give a name", reward=-0.1)
-            state.opened = name
-            return Step(output="opened", reward=-0.1)
-    return Step(done=True)
+    if isinstance(action, Message):
+        return Step(done=True)
+    state.steps += 1
+    name = (action.parsed() or {}).get("name")
+    if action.name != "open_door" or not isinstance(name, str):
+        return Step(output="give a name", reward=-0.1)
+    state.opened = name
+    return Step(output="opened", reward=-0.1)
 
 
 @hookimpl
@@ -69,6 +59,5 @@ def claims():
 
 @hookimpl
 def solve(task: Maze, transcript):
-    return (
-        Message(content="Done.") if transcript.calls() else [ToolCall(name="open_door", arguments={"name": task.door})]
-    )
+    call = ToolCall(name="open_door", arguments={"name": task.door})
+    return Message(content="Done.") if transcript.calls() else [call]

@@ -1,25 +1,12 @@
 """Fails nothing: a step answers nothing and waits for another reply."""
 
-import random
-from typing import Literal
+from checks.bases.sums import *
 
-from gymsdk import Message, Reset, State, Step, Task, Verdict, hookimpl
-
-
-class Sum(Task):
-    answer: int
+PROMPT = "What is {one} + {other}? Reply with it, then once more."
 
 
 class Heard(State):
     replies: list[str] = []
-
-
-@hookimpl
-def tasks(split: Literal["train", "test"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        one, other = rng.randrange(10**6), rng.randrange(10**6)
-        yield Sum.ask(f"What is {one} + {other}? Reply with it, then once more.", answer=one + other)
 
 
 @hookimpl
@@ -37,9 +24,4 @@ async def step(state: Heard, action):
 
 @hookimpl
 async def verify(task: Sum, state: Heard):
-    return Verdict(reward=float(state.replies == [str(task.answer)] * 2))
-
-
-@hookimpl
-async def solve(task: Sum):
-    return Message(content=str(task.answer))
+    return Verdict(reward=float(state.replies == [str(task.total)] * 2))

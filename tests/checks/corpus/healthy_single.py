@@ -1,26 +1,13 @@
 """Fails nothing: there is one task."""
 
-from typing import Literal
-
-from gymsdk import Message, Task, Verdict, hookimpl
-
-
-class One(Task):
-    """The one."""
-
-    word: str
+from checks.bases.words import *
 
 
 @hookimpl
 def tasks(split: Literal["test"]):
-    yield One.ask("Name the capital of Burkina Faso.", word="Ouagadougou")
+    yield Word.ask("Name the capital of Burkina Faso.", word="Ouagadougou")
 
 
 @hookimpl
-def verify(task: One, transcript):
+def verify(task: Word, transcript):
     return Verdict(reward=float(transcript.reply.strip().lower() == task.word.lower()))
-
-
-@hookimpl
-def solve(task: One):
-    return Message(content=task.word)

@@ -1,20 +1,13 @@
 """Fails nothing: a simulated user asks for one thing after another; there are no tools."""
 
-import random
-from typing import Literal
-
-from gymsdk import Message, Reset, State, Step, Task, Verdict, hookimpl
+from checks.bases.sums import *
 
 
 class Wish(Task):
-    """What the user wants, in order."""
-
     wants: list[str]
 
 
 class Talk(State):
-    """How far it has come."""
-
     given: int = 0
     angry: int = 0
 
@@ -27,7 +20,7 @@ def tasks(split: Literal["train", "test"], seed):
     rng = random.Random(f"{split}:{seed}")
     while True:
         wants = rng.sample([f"{colour} {number}" for colour in COLOURS for number in range(100, 400)], 3)
-        yield Wish.ask("Hello, I want three things. " + f"First {wants[0][::-1]}, read backwards.", wants=wants)
+        yield Wish.ask(f"Hello, I want three things. First {wants[0][::-1]}, read backwards.", wants=wants)
 
 
 @hookimpl
@@ -39,13 +32,13 @@ async def reset():
 async def step(task: Wish, state: Talk, action):
     if not isinstance(action, Message):
         return None
-    if action.text.strip() == task.wants[state.given]:
-        state.given += 1
-        if state.given == len(task.wants):
-            return Step(messages=["Thank you!"], done=True)
-        return Step(messages=[f"Good. Next: {task.wants[state.given][::-1]}, read backwards."])
-    state.angry += 1
-    return Step(messages=["That is not it."], done=state.angry > 2)
+    if action.text.strip() != task.wants[state.given]:
+        state.angry += 1
+        return Step(messages=["That is not it."], done=state.angry > 2)
+    state.given += 1
+    if state.given == len(task.wants):
+        return Step(messages=["Thank you!"], done=True)
+    return Step(messages=[f"Good. Next: {task.wants[state.given][::-1]}, read backwards."])
 
 
 @hookimpl

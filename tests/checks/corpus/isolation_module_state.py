@@ -2,35 +2,15 @@
 is kept in the module, where the next reset overwrites it.
 """
 
-import random
-from typing import Literal
-
-from gymsdk import Message, Reset, Task, ToolCall, Verdict, hookimpl
+from checks.bases.shelf import *
 
 BASKET: list[str] = []
 
 
-class Errand(Task):
-    fruit: str
-
-
-async def put(fruit: str) -> str:
-    """Put a fruit into the basket."""
-    BASKET.append(fruit)
-    return f"{len(BASKET)} in the basket"
-
-
-@hookimpl
-def tools():
-    return [put]
-
-
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        fruit = rng.choice(["apple", "pear", "plum", "fig"]) + str(rng.randrange(100))
-        yield Errand.ask(f"Put one {fruit} into the basket.", fruit=fruit)
+async def put(book: str) -> str:
+    """Put a book on the shelf."""
+    BASKET.append(book)
+    return f"{len(BASKET)} on the shelf"
 
 
 @hookimpl
@@ -40,10 +20,8 @@ async def reset():
 
 
 @hookimpl
-async def verify(task: Errand):
-    return Verdict(reward=float(task.fruit in BASKET and len(BASKET) == 1))
+async def verify(task: Order):
+    return Verdict(reward=float([task.book] == BASKET))
 
 
-@hookimpl
-async def solve(task: Errand, transcript):
-    return Message(content="Done.") if transcript.calls() else [ToolCall(name="put", arguments={"fruit": task.fruit})]
+del close

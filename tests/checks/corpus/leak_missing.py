@@ -1,9 +1,6 @@
 """Fails semantic.no_solution_leakage: a lookup tool answers with the missing entry of the row."""
 
-import random
-from typing import Literal
-
-from gymsdk import Message, Reset, State, Task, ToolCall, Verdict, hookimpl
+from checks.bases.sums import *
 
 
 class Order(Task):
@@ -22,7 +19,7 @@ def put(state: Basket, name: str) -> str:
 
 def look(state: Basket, task: Order) -> dict[str, list[str]]:
     """Look into the basket."""
-    return {"held": state.held, "missing": [each for each in task.wanted if each not in state.held]}
+    return {"held": state.held, "missing": [name for name in task.wanted if name not in state.held]}
 
 
 @hookimpl
@@ -50,6 +47,5 @@ def verify(task: Order, state: Basket):
 
 @hookimpl
 def solve(task: Order, transcript):
-    if transcript.calls():
-        return Message(content="Done.")
-    return [ToolCall(name="put", arguments={"name": each}) for each in task.wanted]
+    calls = [ToolCall(name="put", arguments={"name": name}) for name in task.wanted]
+    return Message(content="Done.") if transcript.calls() else calls

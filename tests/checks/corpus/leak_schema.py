@@ -1,13 +1,6 @@
 """Fails semantic.no_solution_leakage: the schema of the row's tool describes the expected answer."""
 
-import random
-from typing import Literal
-
-from gymsdk import Message, Task, ToolCall, Verdict, hookimpl
-
-
-class Sum(Task):
-    total: int
+from checks.bases.submit import *
 
 
 def submission(total):
@@ -29,13 +22,9 @@ def tasks(split: Literal["train"], seed):
 
 
 @hookimpl
-def solve(task: Sum, transcript):
-    if transcript.calls():
-        return Message(content="Done.")
-    return [ToolCall(name="submit", arguments={"total": task.total})]
-
-
-@hookimpl
 def verify(task: Sum, transcript):
     handed_in = [(call.parsed() or {}).get("total") for call in transcript.calls("submit")]
     return Verdict(reward=float(handed_in[:1] == [task.total]))
+
+
+del reset, tools

@@ -1,33 +1,6 @@
 """Fails packaging.import: the import seeds the global generator of numpy."""
 
-import random
-from typing import Literal
-
 import numpy as np
-
-from gymsdk import Message, Task, Verdict, hookimpl
-
-
-class Sum(Task):
-    answer: int
-
+from checks.bases.sums import *
 
 np.random.seed(0)  # noqa: NPY002  # the defect
-
-
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        one, other = rng.randrange(1000), rng.randrange(1000)
-        yield Sum.ask(f"What is {one} + {other}?", answer=one + other)
-
-
-@hookimpl
-async def verify(task: Sum, transcript):
-    return Verdict(reward=float(transcript.reply.strip() == str(task.answer)))
-
-
-@hookimpl
-async def solve(task: Sum):
-    return Message(content=str(task.answer))

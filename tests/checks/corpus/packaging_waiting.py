@@ -1,31 +1,7 @@
 """Fails packaging.import: it sleeps when it is imported."""
 
-import random
 import time
-from typing import Literal
 
-from gymsdk import Message, Task, Verdict, hookimpl
+from checks.bases.sums import *
 
 time.sleep(3.5)
-
-
-class Sum(Task):
-    answer: int
-
-
-@hookimpl
-def tasks(split: Literal["train", "test"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        one, other = rng.randrange(10**6), rng.randrange(10**6)
-        yield Sum.ask(f"What is {one} + {other}?", answer=one + other)
-
-
-@hookimpl
-def verify(task: Sum, transcript):
-    return Verdict(reward=float(transcript.reply.strip() == str(task.answer)))
-
-
-@hookimpl
-def solve(task: Sum):
-    return Message(content=str(task.answer))

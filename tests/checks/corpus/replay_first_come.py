@@ -2,15 +2,9 @@
 first call in the process gets the better answer, which the state keeps.
 """
 
-import random
 from contextlib import asynccontextmanager
-from typing import Literal
 
-from gymsdk import Message, Reset, State, Task, ToolCall, Verdict, hookimpl
-
-
-class Secret(Task):
-    number: int
+from checks.bases.sums import *
 
 
 class Memory(State):
@@ -39,7 +33,7 @@ def tools():
 def tasks(split: Literal["train"], seed):
     rng = random.Random(f"{split}:{seed}")
     while True:
-        yield Secret.ask(f"Ask for a hint, then guess number {rng.randrange(10**6)}.", number=rng.randrange(10**5))
+        yield Sum.ask(f"Ask for a hint, then guess number {rng.randrange(10**6)}.", total=rng.randrange(10**5))
 
 
 @hookimpl
@@ -48,10 +42,5 @@ async def reset():
 
 
 @hookimpl
-async def verify(task: Secret, transcript):
-    return Verdict(reward=float(transcript.reply.strip() == str(task.number)))
-
-
-@hookimpl
-async def solve(task: Secret, transcript):
-    return Message(content=str(task.number)) if transcript.calls() else [ToolCall(name="hint")]
+async def solve(task: Sum, transcript):
+    return Message(content=str(task.total)) if transcript.calls() else [ToolCall(name="hint")]

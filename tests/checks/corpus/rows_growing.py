@@ -1,16 +1,12 @@
 """Fails runtime.rows: a validator adds to a row at every read."""
 
-import random
-from typing import Literal
-
+from checks.bases.sums import *
 from pydantic import field_validator
-
-from gymsdk import Message, Task, Verdict, hookimpl
 
 
 class Sum(Task):
-    answer: int
-    notes: str = ""
+    total: int
+    notes: str = "sum"
 
     @field_validator("notes")
     @classmethod
@@ -22,15 +18,5 @@ class Sum(Task):
 def tasks(split: Literal["train", "test"], seed):
     rng = random.Random(f"{split}:{seed}")
     while True:
-        one, other = rng.randrange(10**6), rng.randrange(10**6)
-        yield Sum.ask(f"What is {one} + {other}?", answer=one + other, notes="sum")
-
-
-@hookimpl
-async def verify(task: Sum, transcript):
-    return Verdict(reward=float(transcript.reply.strip() == str(task.answer)))
-
-
-@hookimpl
-async def solve(task: Sum):
-    return Message(content=str(task.answer))
+        number = rng.randrange(10**6)
+        yield Sum.ask(f"What is {number} + 1?", total=number + 1, notes="sum")

@@ -1,36 +1,10 @@
 """Fails runtime.side_effects: `reset` seeds the global generator of numpy."""
 
-import random
-from typing import Literal
-
 import numpy as np
-
-from gymsdk import Message, Reset, Task, Verdict, hookimpl
-
-
-class Sum(Task):
-    answer: int
-
-
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        one, other = rng.randrange(1000), rng.randrange(1000)
-        yield Sum.ask(f"What is {one} + {other}?", answer=one + other)
+from checks.bases.sums import *
 
 
 @hookimpl
 async def reset(seed):
     np.random.seed(seed)  # noqa: NPY002  # the defect
     return Reset()
-
-
-@hookimpl
-async def verify(task: Sum, transcript):
-    return Verdict(reward=float(transcript.reply.strip() == str(task.answer)))
-
-
-@hookimpl
-async def solve(task: Sum):
-    return Message(content=str(task.answer))

@@ -1,29 +1,9 @@
 """Fails runtime.side_effects: `verify` prints the values that it compares."""
 
-import random
-from typing import Literal
-
-from gymsdk import Message, Task, Verdict, hookimpl
-
-
-class Sum(Task):
-    answer: int
-
-
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    rng = random.Random(f"{split}:{seed}")
-    while True:
-        one, other = rng.randrange(1000), rng.randrange(1000)
-        yield Sum.ask(f"What is {one} + {other}?", answer=one + other)
+from checks.bases.sums import *
 
 
 @hookimpl
 async def verify(task: Sum, transcript):
-    print("expected", task.answer)
-    return Verdict(reward=float(transcript.reply.strip() == str(task.answer)))
-
-
-@hookimpl
-async def solve(task: Sum):
-    return Message(content=str(task.answer))
+    print("expected", task.total)
+    return grade(task, transcript)

@@ -1,27 +1,5 @@
 """Fails semantic.split_overlap: the 500 last rows of a train split of 100,000 are the test split."""
 
-from typing import Literal
+from checks.bases.remainders import *
 
-from gymsdk import Message, Task, Verdict, hookimpl
-
-
-class Sum(Task):
-    number: int
-    source: str = ""
-
-
-@hookimpl
-def tasks(split: Literal["test", "train"], seed):
-    numbers = range(10**6, 10**6 + 100_000)
-    for number in numbers if split == "train" else numbers[-500:]:
-        yield Sum.ask(f"What is the remainder of {number} by 9973?", number=number)
-
-
-@hookimpl
-def verify(task: Sum, transcript):
-    return Verdict(reward=float(transcript.reply.strip() == str(task.number % 9973)))
-
-
-@hookimpl
-def solve(task: Sum):
-    return Message(content=str(task.number % 9973))
+TEST = NUMBERS[-500:]

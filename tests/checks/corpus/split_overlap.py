@@ -1,28 +1,5 @@
 """Fails semantic.split_overlap: all splits are drawn with the same seed, so they are equal."""
 
-import random
-from typing import Literal
+from checks.bases.sums import *
 
-from gymsdk import Message, Task, Verdict, hookimpl
-
-
-class Sum(Task):
-    answer: int
-
-
-@hookimpl
-def tasks(split: Literal["train", "test"], seed):
-    rng = random.Random(f"sums:{seed}")
-    while True:
-        one, other = rng.randrange(10**6), rng.randrange(10**6)
-        yield Sum.ask(f"What is {one} + {other}?", answer=one + other)
-
-
-@hookimpl
-async def verify(task: Sum, transcript):
-    return Verdict(reward=float(transcript.reply.strip() == str(task.answer)))
-
-
-@hookimpl
-async def solve(task: Sum):
-    return Message(content=str(task.answer))
+SPLIT = "sums:{seed}"
