@@ -43,12 +43,9 @@ def attempts(*rewards: float, chance: float = 0.0, maximum: float = 1.0) -> list
     ]
 
 
-async def test_a_claimed_chance_may_be_earned(subject, outcome):
+async def test_only_a_claimed_chance_may_be_earned(subject, outcome):
     guessed = subject(GUESSED.replace("CHANCE", "0.5"))
     assert (await outcome("semantic.floor_gap", guessed)).findings == []
-
-
-async def test_an_unclaimed_chance_is_found(subject, outcome):
     result = await outcome("semantic.floor_gap", subject(GUESSED.replace("CHANCE", "0.01")))
     assert "always takes the first option" in " ".join(finding.problem for finding in result.findings)
 
@@ -79,52 +76,28 @@ def test_only_a_gain_beyond_chance_is_found(rewards, chance, found):
     assert bool(find_gain_beyond_chance(attempts(*rewards, chance=chance))) is found
 
 
-def test_rewards_are_shares_of_the_maximum():
+def test_rewards_are_shares_of_the_maximum_and_a_mean_below_the_chance_is_no_gain():
     assert find_gain_beyond_chance(attempts(*[2.0] * 4, *[0.0] * 8, chance=1.0, maximum=10.0)) == []
-
-
-def test_the_bound_of_a_mean_below_the_chance_is_one():
     assert compute_hoeffding_bound(0.1, 0.2, 12) == 1.0
 
 
-def test_options_are_found_in_the_prompt():
+def test_attacks_take_values_from_the_prompt_and_from_schemas():
     prompt = "Pick:\nA) red\nB) blue\nor say 'green'. Is it hot or cold?"
     assert {"A", "red", "B", "blue", "green", "hot", "cold"} <= set(list_options(prompt))
     assert list_letters(prompt)[:2] == ["A", "B"]
-
-
-def test_each_number_is_listed_once():
     assert list_numbers("3 and -4.5, then 3") == ["3", "-4.5"]
-
-
-def test_a_tool_is_called_with_each_listed_value():
     unit = {"type": "string", "enum": ["km", "mile"]}
     tool = {"parameters": {"properties": {"unit": unit, "many": {"type": ["integer", "null"]}}}}
     assert list(iter_enum_arguments(tool)) == [{"unit": "km", "many": 1}, {"unit": "mile", "many": 1}]
-
-
-@pytest.mark.parametrize(
-    ("schema", "values"),
-    [
+    for bounds, values in (
         ({"type": "boolean"}, [True, False]),
         ({"type": "integer", "minimum": 1, "maximum": 3}, [1, 2, 3]),
         ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 3}, [1, 2]),
         ({"type": "integer", "minimum": 1, "maximum": 1000}, []),
         ({"type": "integer", "minimum": 1}, []),
-    ],
-)
-def test_a_small_range_is_tried_completely(schema, values):
-    assert list_choices(schema) == values
-
-
-def test_a_nested_schema_is_filled():
+    ):
+        assert list_choices(bounds) == values
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "number"}}, "b": {}}}
     assert fill_values(schema, {"number": 1e308, "string": "x"}) == {"a": [1e308], "b": "x"}
-
-
-def test_a_sample_is_spread_over_all_tasks():
     assert sample_tasks(range(24), 4) == [0, 6, 12, 18]
-
-
-def test_unprintable_text_is_escaped():
     assert shorten_text("\u202e\ud800") == r"'\u202e\ud800'"

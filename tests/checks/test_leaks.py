@@ -49,15 +49,10 @@ async def test_an_answer_in_the_prompt_is_found(subject, outcome, prompt):
     assert (await outcome(CHECK, subject(ADDITIONS.replace("PROMPT", prompt)))).status == "failed"
 
 
-async def test_a_prompt_without_the_answer_passes(subject, outcome):
-    assert (await outcome(CHECK, subject(ADDITIONS.replace("PROMPT", 'f"{one} + {other}?"')))).findings == []
-
-
-async def test_rewards_for_any_reply_are_not_a_leak(subject, outcome):
-    paying = ADDITIONS.replace("PROMPT", 'f"{one} + {other}?"').replace(
-        "reply.strip() == str(task.total)", "reply > ''"
-    )
-    assert (await outcome(CHECK, subject(paying))).findings == []
+async def test_neither_a_prompt_without_the_answer_nor_rewards_for_any_reply_are_leaks(subject, outcome):
+    sound = ADDITIONS.replace("PROMPT", 'f"{one} + {other}?"')
+    for source in (sound, sound.replace("reply.strip() == str(task.total)", "reply > ''")):
+        assert (await outcome(CHECK, subject(source))).findings == []
 
 
 @pytest.mark.parametrize(
@@ -114,11 +109,6 @@ def test_secrets_come_from_the_oracle_and_the_row():
         "green3",
         "Done.\nAnswer: green3",
     }
-
-
-def test_text_that_many_tasks_share_is_not_a_secret():
+    # Text that many tasks share is no secret, and a secret matches whole words only.
     assert drop_shared_secrets([{"Done.", "one1"}, {"Done.", "two2"}, {"Done."}]) == [{"one1"}, {"two2"}, set()]
-
-
-def test_a_secret_matches_whole_words_only():
     assert [contains_words("42x", text) for text in ("the 42x.", "142x", "42xy", "42X")] == [True, False, False, True]

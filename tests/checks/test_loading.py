@@ -4,22 +4,69 @@ from __future__ import annotations
 
 import pytest
 
+from gymsdk import Task
 from gymsdk.checks.loading import check_splits
 
 from .test_run import SUMS
 
-TOOLS = (
-    SUMS
-    + '''
+TOOLS = """
 async def add(one: Annotated[int, Field(description="The first.")], other: Annotated[int, Field()] = 1) -> int:
-    """Add two numbers, one to the other."""
+    '''Add two numbers, one to the other.'''
     return one + other
 
 @hookimpl
 def tools():
     return [add]
-'''
+"""
+DESCRIBED = ("digits: int = 3", 'digits: int = Field(3, description="How many digits.")')
+UNSPLIT = "@hookimpl\ndef verify():\n    return Verdict(reward=0.0)"
+SAME_SEED = ("{split}:{seed}", "{seed}")
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "expected"),
+    [
+        ("runtime.load", [("digits: int = 3", "digits: int")], ["it does not load with its defaults: environment "]),
+        ("runtime.load", [("while True", "while False")], ["none of its splits has a task: train, test"]),
+        ("runtime.load", [(SUMS, UNSPLIT)], ["it has no split"]),
+        ("runtime.splits", [("while True", "while split == 'train'")], ["the split 'test' has no task"]),
+        ("runtime.splits", [('"test"]', '" "]')], ["a split is named ' '"]),
+        ("semantic.split_overlap", [SAME_SEED], ["100 of the first 100 rows of 'test' are in 'train' too"]),
+        (
+            "semantic.split_overlap",
+            [SAME_SEED, ("answer=first + second", "answer=first + second, row_id=split")],
+            ["100 of the first 100 "],
+        ),
+        (
+            "semantic.split_overlap",
+            [SAME_SEED, ('"test"]', '"example"]')],
+            "it has a single split; there is nothing to compare",
+        ),
+        ("runtime.tool_schemas", [(SUMS, SUMS + TOOLS)], []),
+        ("runtime.tool_schemas", [], "it has no tools"),
+        # A docstring describes the argument `other`.
+        ("runtime.descriptions", [DESCRIBED, ("class Sum(", f"{TOOLS}\nclass Sum(")], []),
+        (
+            "runtime.descriptions",
+            [(SUMS, SUMS + TOOLS), ("'''Add two numbers, one to the other.'''", "")],
+            [
+                "the tool 'add' has no description",
+                "the argument 'other' of the tool 'add' has no description",
+                "the setting 'digits' has no description",
+            ],
+        ),
+    ],
 )
+async def test_a_check_before_any_episode_names_what_it_finds(list_findings, check, changes, expected):
+    source = SUMS
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
+    found = await list_findings(check, source)
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        assert [finding[: len(text)] for finding, text in zip(found, expected, strict=True)] == expected
 
 
 @pytest.fixture
@@ -31,38 +78,11 @@ def list_findings(subject, outcome):
     return run_check
 
 
-async def test_a_missing_setting_is_named(list_findings):
-    [finding] = await list_findings("runtime.load", SUMS.replace("digits: int = 3", "digits: int"))
-    assert finding.startswith("it does not load with its defaults: ")
-    assert "digits" in finding
-
-
-async def test_an_environment_without_tasks_fails(list_findings):
-    source = SUMS.replace("while True", "while False")
-    assert await list_findings("runtime.load", source) == ["none of its splits has a task: train, test"]
-
-
-async def test_an_environment_without_splits_fails(list_findings):
-    source = "@hookimpl\ndef verify():\n    return Verdict(reward=0.0)"
-    assert await list_findings("runtime.load", source) == ["it has no split"]
-
-
 async def test_an_environment_without_splits_plays_given_tasks(subject, outcome):
-    from gymsdk import Task
-
-    given_tasks = subject("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)")
+    given_tasks = subject(UNSPLIT)
     given_tasks.file_tasks = [Task.ask("What?")]
     assert (await outcome("runtime.load", given_tasks)).status == "passed"
     assert (await outcome("runtime.splits", given_tasks)).reason == "it has no splits; it plays files of rows"
-
-
-async def test_an_empty_split_is_named(list_findings):
-    source = SUMS.replace("while True", "while split == 'train'")
-    assert await list_findings("runtime.splits", source) == ["the split 'test' has no task"]
-
-
-async def test_a_split_without_a_name_fails(list_findings):
-    assert await list_findings("runtime.splits", SUMS.replace('"test"]', '" "]')) == ["a split is named ' '"]
 
 
 async def test_a_slow_first_task_fails(subject):
@@ -132,81 +152,34 @@ async def test_a_verdict_that_is_not_json_fails(list_findings):
     assert reported[0].startswith("the verdict (Graded) cannot be written as JSON: Unable to serialize unknown type")
 
 
-async def test_rows_in_two_splits_are_counted(list_findings):
-    reported = await list_findings("semantic.split_overlap", SUMS.replace("{split}:{seed}", "{seed}"))
-    assert reported == ["100 of the first 100 rows of 'test' are in 'train' too"]
-
-
-async def test_a_numbering_field_does_not_distinguish_rows(list_findings):
-    source = SUMS.replace("{split}:{seed}", "{seed}").replace(
-        "answer=first + second", "answer=first + second, row_id=split"
-    )
-    assert len(await list_findings("semantic.split_overlap", source)) == 1
-
-
-async def test_the_example_split_is_not_compared(list_findings):
-    source = SUMS.replace('"test"]', '"example"]').replace("{split}:{seed}", "{seed}")
-    assert await list_findings("semantic.split_overlap", source) == "it has a single split; there is nothing to compare"
-
-
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
         ("{'type': 'object', 'properties': {'a': {'type': 'text'}}}", "parameters.a has the type 'text'"),
         ("{'type': 'object', 'properties': {'a': {'enum': []}}}", "parameters.a has an `enum` without values"),
         ("{'type': 'object', 'properties': {'a': 3}}", "parameters.a is 3 instead of a schema"),
-        (
-            "{'type': 'object', 'properties': {}, 'required': ['a']}",
-            "parameters requires a property that it does not define",
-        ),
+        ("{'type': 'object', 'properties': {}, 'required': ['a']}", "parameters requires a property that it does not"),
         ("{'type': 'object', 'properties': {'a': {'$ref': '#/$defs/A'}}}", "parameters.a refers to '#/$defs/A'"),
+        ("[]", "`tools.0.parameters` must be an object"),
     ],
 )
 async def test_a_wrong_tool_schema_in_a_row_fails(list_findings, shape, expected):
-    [finding] = await _list_schema_findings(list_findings, shape)
-    assert finding.startswith(f"tool 'add': {expected}")
+    [finding] = await _list_schema_findings(list_findings, f"'parameters': {shape}")
+    assert expected in finding
+    assert finding.startswith("tool 'add': ") is (shape != "[]")
 
 
-async def test_tool_parameters_that_are_no_object_fail(list_findings):
-    [finding] = await _list_schema_findings(list_findings, "[]")
-    assert "`tools.0.parameters` must be an object" in finding
-
-
-async def _list_schema_findings(list_findings, shape):
-    prompt = f"{{'input': 'Add.', 'tools': [{{'type': 'function', 'name': 'add', 'parameters': {shape}}}]}}"
+async def _list_schema_findings(list_findings, fields):
+    prompt = f"{{'input': 'Add.', 'tools': [{{'type': 'function', 'name': 'add', {fields}}}]}}"
     source = SUMS.replace('Sum.ask(f"What is {first} + {second}?", ', f"Sum(responses_create_params={prompt}, ")
     return await list_findings("runtime.tool_schemas", source)
 
 
 async def test_a_strict_schema_that_is_not_strict_fails(list_findings):
     shape = "{'type': 'object', 'properties': {'a': {'type': 'string'}}}"
-    tool = f"{{'type': 'function', 'name': 'add', 'strict': True, 'parameters': {shape}}}"
-    source = SUMS.replace(
-        'Sum.ask(f"What is {first} + {second}?", ',
-        f"Sum(responses_create_params={{'input': 'Add.', 'tools': [{tool}]}}, ",
-    )
-    assert await list_findings("runtime.tool_schemas", source) == [
+    assert await _list_schema_findings(list_findings, f"'strict': True, 'parameters': {shape}") == [
         "tool 'add': parameters is strict but lacks `additionalProperties: false`",
         "tool 'add': parameters is strict but does not require a",
-    ]
-
-
-async def test_schemas_built_by_gymsdk_pass(list_findings):
-    assert await list_findings("runtime.tool_schemas", TOOLS) == []
-    assert await list_findings("runtime.tool_schemas", SUMS) == "it has no tools"
-
-
-async def test_a_docstring_can_describe_an_argument(list_findings):
-    source = TOOLS.replace("digits: int = 3", 'digits: int = Field(3, description="How many digits.")')
-    assert await list_findings("runtime.descriptions", source) == []
-
-
-async def test_missing_descriptions_are_named(list_findings):
-    source = TOOLS.replace('"""Add two numbers, one to the other."""', "")
-    assert await list_findings("runtime.descriptions", source) == [
-        "the tool 'add' has no description",
-        "the argument 'other' of the tool 'add' has no description",
-        "the setting 'digits' has no description",
     ]
 
 
@@ -221,36 +194,29 @@ def verify(task: Sum, transcript):
 LINE = '{{"responses_create_params": {{"input": "What is {0} + {0}?"}}, "answer": {0}}}\n'
 
 
-@pytest.fixture
-def subject_from_files(subject):
-    def build(last: str, *, before: int = 12):
-        train = "".join(LINE.format(number) for number in range(before)) + last
-        test = "".join(LINE.format(number) for number in range(100, 112))
-        return subject(FROM_FILES, files={"data/train.jsonl": train, "data/test.jsonl": test})
-
-    return build
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("last", "expected"),
+    ("check", "before", "last", "expected"),
     [
-        ("{bad", "data/train.jsonl:13: not valid JSON"),
-        ('{"responses_create_params": {"input": "What?"}}', "data/train.jsonl:13: the row does not fit environment"),
+        ("runtime.load", 2, "{bad", "data/train.jsonl:3: not valid JSON"),
+        ("runtime.rows", 12, "{bad", "data/train.jsonl:13: not valid JSON"),
+        (
+            "runtime.rows",
+            12,
+            '{"responses_create_params": {"input": "?"}}',
+            "data/train.jsonl:13: the row does not fit",
+        ),
     ],
 )
-async def test_a_bad_last_row_is_reported_once_with_its_line(subject_from_files, outcome, last, expected):
-    [finding] = (await outcome("runtime.rows", subject_from_files(last))).findings
+async def test_a_bad_row_of_a_file_is_reported_once_with_its_line(subject, outcome, check, before, last, expected):
+    train = "".join(LINE.format(number) for number in range(before)) + last
+    test = "".join(LINE.format(number) for number in range(100, 112))
+    damaged = subject(FROM_FILES, files={"data/train.jsonl": train, "data/test.jsonl": test})
+    [finding] = (await outcome(check, damaged)).findings
     assert finding.problem.startswith(expected)
-    others = [
-        await outcome(check, subject_from_files(last)) for check in ("semantic.split_overlap", "runtime.seed_control")
-    ]
-    assert [result.findings for result in others] == [[], []]
-
-
-async def test_a_bad_first_row_is_reported_with_its_line(subject_from_files, outcome):
-    [finding] = (await outcome("runtime.load", subject_from_files("{bad", before=2))).findings
-    assert finding.problem.startswith("data/train.jsonl:3: not valid JSON")
+    if check == "runtime.rows":
+        for other in ("semantic.split_overlap", "runtime.seed_control"):
+            assert (await outcome(other, damaged)).findings == []
 
 
 async def test_a_bad_generated_row_is_reported_with_its_number(list_findings):

@@ -24,37 +24,21 @@ def verify():
 
 
 @pytest.mark.slow
-async def test_the_rows_are_those_of_the_split_and_the_seed(subject):
-    drawn = (
-        await determinism.draw_in_new_interpreter(subject(HASHED.replace("MARK", "1")), "train", seed=7, count=2)
-    ).rows
-    assert [row["responses_create_params"]["input"][0]["content"] for row in drawn] == ["7 0", "7 1"]
-
-
-@pytest.mark.slow
-async def test_the_hash_seed_can_be_chosen(subject):
+async def test_the_rows_and_openings_are_those_of_the_split_the_seed_and_the_hash_seed(subject):
     hashed = subject(HASHED.replace("MARK", "hash('mark')"))
     one, other = [
-        await determinism.draw_in_new_interpreter(hashed, "train", seed=0, count=1, hash_seed=seed) for seed in (1, 2)
+        await determinism.draw_in_new_interpreter(hashed, "train", seed=7, count=2, opened=1, hash_seed=seed)
+        for seed in (1, 2)
     ]
+    assert [row["responses_create_params"]["input"][0]["content"] for row in one.rows] == ["7 0", "7 1"]
+    assert one.openings == [[{"role": "user", "content": "7 0"}]]
     assert one.rows != other.rows
 
 
 @pytest.mark.slow
-async def test_episodes_can_be_opened_in_the_new_interpreter(subject):
-    hashed = subject(HASHED.replace("MARK", "1"))
-    drawn = await determinism.draw_in_new_interpreter(hashed, "train", seed=7, count=2, opened=1)
-    assert drawn.openings == [[{"role": "user", "content": "7 0"}]]
-
-
-@pytest.mark.slow
-async def test_an_error_in_the_new_interpreter_is_reported(subject):
+async def test_an_error_in_the_new_interpreter_is_reported_and_an_uninstalled_environment_is_skipped(subject):
     hashed = subject(HASHED.replace("MARK", "1 / 0"))
     with pytest.raises(BrokenEnvironment, match=r"a new process .*ZeroDivisionError"):
         await determinism.draw_in_new_interpreter(hashed, "train", seed=0, count=1)
-
-
-async def test_an_environment_that_is_not_installed_is_skipped(subject):
-    hashed = subject(HASHED.replace("MARK", "1"))
     with pytest.raises(NotApplicable, match="not installed"):
         await determinism.draw_in_new_interpreter(Subject(hashed.name, hashed.make), "train", seed=0, count=1)

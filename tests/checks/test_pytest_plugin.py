@@ -57,42 +57,45 @@ def test_every_check_is_a_test(run_pytest):
 def test_settings_reach_the_environments_they_name(run_pytest, site):
     site.install("needy", _complete(SUMS).replace("Field(3, ", "Field("))
     arguments = ("--gymsdk", "sums", "--gymsdk", "needy", "-k", "runtime.load")
-    assert "pass the missing settings with --set (in pytest with --gymsdk-set" in " ".join(
-        run_pytest(*arguments).stdout.split()
-    )
+    output = " ".join(run_pytest(*arguments).stdout.split())
+    assert "pass the missing settings with --set (in pytest with --gymsdk-set" in output
     assert "2 passed" in run_pytest(*arguments, "--gymsdk-set", "needy.digits=2").stdout
+    output = run_pytest(*arguments, "--gymsdk-set", "needy.digts=2").stdout
+    assert "did you mean 'digits'?" in output
+    assert "run.py" not in output
 
 
-def test_a_setting_without_an_environment_is_a_usage_error(run_pytest):
-    result = run_pytest("--gymsdk", "sums", "--gymsdk", "greedy", "--gymsdk-set", "digits=2")
-    assert result.returncode == 4
-    assert "--gymsdk-set digits: write it as NAME.KEY=VALUE" in result.stderr
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gymsdk", "smus"), "ERROR: --gymsdk smus: no environment named 'smus'; did you mean 'sums'?"),
+        (
+            ("--gymsdk", "sums", "--gymsdk", "greedy", "--gymsdk-set", "digits=2"),
+            "--gymsdk-set digits: write it as NAME.KEY=VALUE",
+        ),
+    ],
+)
+def test_wrong_options_are_usage_errors(run_pytest, arguments, message):
+    result = run_pytest(*arguments)
+    assert (result.returncode, message in result.stderr) == (4, True)
 
 
-def test_tests_of_several_environments_can_be_selected_by_name(run_pytest):
-    result = run_pytest("--gymsdk", "sums", "--gymsdk", "greedy", "-v", "-k", "floor_gap or page")
+def test_checks_of_several_environments_are_selected_by_name_and_reported(run_pytest, workdir):
+    selected = ("-v", "-rs", "-k", "floor_gap or page or tool_schemas", "--junitxml=cases.xml")
+    result = run_pytest("--gymsdk", "sums", "--gymsdk", "greedy", *selected)
     assert result.returncode == 1
     assert "gymsdk-sums::semantic.floor_gap PASSED" in result.stdout
     assert "gymsdk-greedy::semantic.floor_gap FAILED" in result.stdout
-    assert "1 failed, 3 passed" in result.stdout
-
-
-def test_a_failure_is_reported_without_a_traceback(run_pytest):
-    output = run_pytest("--gymsdk", "greedy", "-k", "floor_gap").stdout
-    assert "a policy that understands nothing earns no more than the claimed chance" in output
-    assert all(f"\n      {word}:" in output for word in ("problem", "why", "fix"))
-    assert "Traceback" not in output
-    assert ".py" not in output.partition("FAILURES")[2]
-
-
-def test_a_skipped_check_gives_its_reason(run_pytest):
-    assert "it has no tools" in run_pytest("--gymsdk", "sums", "-k", "tool_schemas", "-rs").stdout
-
-
-def test_an_unknown_environment_is_a_usage_error(run_pytest):
-    result = run_pytest("--gymsdk", "smus")
-    assert result.returncode == 4
-    assert result.stderr.startswith("ERROR: --gymsdk smus: no environment named 'smus'; did you mean 'sums'?")
+    assert "1 failed, 3 passed, 2 skipped" in result.stdout
+    assert "it has no tools" in result.stdout
+    # The failure is reported without a traceback.
+    assert "a policy that understands nothing earns no more than the claimed chance" in result.stdout
+    assert all(f"\n      {word}:" in result.stdout for word in ("problem", "why", "fix"))
+    assert "Traceback" not in result.stdout
+    assert ".py" not in result.stdout.partition("FAILURES")[2]
+    cases = ET.parse(workdir / "cases.xml").iter("testcase")
+    failed = [case.get("name") for case in cases if case.find("failure") is not None]
+    assert failed == ["semantic.floor_gap"]
 
 
 def test_an_environment_that_does_not_load_fails(run_pytest, site):
@@ -103,14 +106,6 @@ def test_an_environment_that_does_not_load_fails(run_pytest, site):
     assert "1 failed" in result.stdout
 
 
-def test_junit_output_has_one_case_per_check(run_pytest, workdir):
-    run_pytest("--gymsdk", "greedy", "-k", "floor_gap or page", "--junitxml=cases.xml")
-    cases = {
-        case.get("name"): case.find("failure") is None for case in ET.parse(workdir / "cases.xml").iter("testcase")
-    }
-    assert cases == {"packaging.page": True, "semantic.floor_gap": False}
-
-
 def test_the_fixture_runs_checks_inside_a_test(run_pytest, workdir):
     (workdir / "test_it.py").write_text("""
 def test_all_is_well(gymsdk_check):
@@ -118,28 +113,17 @@ def test_all_is_well(gymsdk_check):
 
 async def test_not_all_is_well(gymsdk_check):
     gymsdk_check("greedy", only=["semantic"], skip=["semantic.oracle_max"])
-""")
-    result = run_pytest("-W", "error", "-o", "asyncio_mode=auto")
-    assert "1 failed, 1 passed" in result.stdout
-    assert "FAIL  semantic.floor_gap" in result.stdout
-    assert "semantic.oracle_max" not in result.stdout
 
-
-def test_wrong_use_of_the_fixture_is_reported_in_one_sentence(run_pytest, workdir):
-    (workdir / "test_it.py").write_text("""
-def test_it(gymsdk_check):
+def test_a_setting_is_misspelt(gymsdk_check):
     gymsdk_check("sums", only="runtime.rows", digts=2)
 """)
-    output = run_pytest("-W", "error").stdout
-    assert "gymsdk_check('sums'): " in output
-    assert "did you mean 'digits'?" in output
-    assert "pytest_plugin.py" not in output
-
-
-def test_a_misspelt_setting_is_reported_without_a_traceback(run_pytest):
-    output = run_pytest("--gymsdk", "sums", "--gymsdk-set", "digts=2", "-k", "runtime.rows").stdout
-    assert "did you mean 'digits'?" in output
-    assert "run.py" not in output
+    result = run_pytest("-W", "error", "-o", "asyncio_mode=auto")
+    assert "2 failed, 1 passed" in result.stdout
+    assert "FAIL  semantic.floor_gap" in result.stdout
+    assert "semantic.oracle_max" not in result.stdout
+    assert "gymsdk_check('sums'): " in result.stdout
+    assert "did you mean 'digits'?" in result.stdout
+    assert "pytest_plugin.py" not in result.stdout
 
 
 def test_the_unused_plugin_imports_nothing_else_of_gymsdk(run_pytest, workdir):

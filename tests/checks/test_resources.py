@@ -20,11 +20,6 @@ def opening_with(line: str) -> str:
     )
 
 
-@pytest.mark.parametrize("check", [RESOURCES, EFFECTS])
-async def test_a_healthy_environment_passes(subject, outcome, check):
-    assert (await outcome(check, subject(HEALTHY))).status == "passed"
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -82,14 +77,14 @@ async def test_process_state_is_restored(subject):
     assert (Path.cwd(), "BOOKS" in os.environ, "shelf" in sys.path) == (folder, False, False)
 
 
+async def test_a_check_passes_a_healthy_environment_and_does_not_change_process_state(subject, outcome):
+    before = random.getstate(), tempfile.tempdir
+    for check in (RESOURCES, EFFECTS):
+        assert (await outcome(check, subject(HEALTHY))).status == "passed"
+    assert (random.getstate(), tempfile.tempdir) == before
+
+
 async def test_pool_threads_are_named_without_their_numbers(subject, outcome):
     line = "threading.Thread(target=threading.Event().wait, args=(10,), daemon=True).start()"
     result = await outcome(RESOURCES, subject(opening_with(line)))
     assert "such as thread 'Thread (wait)'" in result.findings[0].problem
-
-
-async def test_a_check_does_not_change_process_state(subject, outcome):
-    before = random.getstate(), tempfile.tempdir
-    await outcome(RESOURCES, subject(HEALTHY))
-    await outcome(EFFECTS, subject(HEALTHY))
-    assert (random.getstate(), tempfile.tempdir) == before

@@ -54,38 +54,54 @@ async def find_something(subject):
     return [Finding(problem="a crack")]
 
 
-async def test_a_check_without_findings_passes(subject):
-    assert (await CheckRun(subject(SUMS)).run_check(build_check(find_nothing))).status == "passed"
+async def find_nothing_to_examine(subject):
+    raise NotApplicable("it has no tools")
 
 
-async def test_a_check_with_findings_fails_with_reason_and_fix(subject):
-    result = await CheckRun(subject(SUMS)).run_check(build_check(find_something))
-    assert (result.status, result.findings[0].problem, result.why, result.fix) == (
-        "failed",
-        "a crack",
-        "it matters",
-        "mend it",
-    )
+async def sleep(subject):
+    await asyncio.sleep(60)
 
 
-async def test_a_check_with_nothing_to_examine_is_skipped_with_its_reason(subject):
-    async def check(subject):
-        raise NotApplicable("it has no tools")
-
-    result = await CheckRun(subject(SUMS)).run_check(build_check(check))
-    assert (result.status, result.reason) == ("skipped", "it has no tools")
+async def fail_in_an_episode(subject):
+    raise Failed("the tool broke", kind="tool_raised", stage="step")
 
 
-async def test_a_check_that_takes_too_long_fails(subject):
-    async def check(subject):
-        await asyncio.sleep(60)
-
-    result = await CheckRun(subject(SUMS)).run_check(build_check(check, seconds=0.05))
-    assert [finding.problem for finding in result.findings] == ["it did not end within 0.05 seconds"]
+async def fail_in_a_task_group(subject):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fail_in_an_episode(subject))
 
 
-async def test_a_check_with_slow_episodes_is_skipped_with_the_needed_time(subject):
+@pytest.mark.parametrize(
+    ("check", "episode_seconds", "status", "text"),
+    [
+        (build_check(find_nothing), None, "passed", ""),
+        (build_check(find_something), None, "failed", "a crack"),
+        (build_check(find_nothing_to_examine), None, "skipped", "it has no tools"),
+        (build_check(sleep, seconds=0.05), None, "failed", "it did not end within 0.05 seconds"),
+        (
+            build_check(sleep, seconds=0.05),
+            2.0,
+            "skipped",
+            "an episode takes 2.0 s, so the check did not end within 0.05 s",
+        ),
+        (build_check(fail_in_an_episode), None, "failed", "it failed in step (tool_raised): the tool broke"),
+        (build_check(fail_in_a_task_group), None, "failed", "it failed in step (tool_raised): the tool broke"),
+    ],
+)
+async def test_a_check_passes_fails_or_is_skipped_with_its_reason(subject, check, episode_seconds, status, text):
     sums = subject(SUMS)
+    sums.episode_seconds = episode_seconds or sums.episode_seconds
+    result = await CheckRun(sums).run_check(check)
+    assert (result.status, result.why) == (status, "it matters" if result.findings else result.why)
+    assert [finding.problem for finding in result.findings] == ([text] if status == "failed" else [])
+    assert result.reason.partition(";")[0] == (text if status == "skipped" else "")
+
+
+async def test_a_check_with_slow_episodes_plays_fewer_or_is_skipped_with_the_needed_time(subject):
+    sums = subject(SUMS)
+    sums.episode_seconds = 3.0
+    async with sums.enter_environment() as environment:
+        assert await sums.count_affordable(environment, 100, episodes=2) == sums.check_seconds // 6
     sums.episode_seconds = 30.0
 
     async def check(subject):
@@ -100,27 +116,6 @@ async def test_a_check_with_slow_episodes_is_skipped_with_the_needed_time(subjec
     )
 
 
-async def test_a_check_that_exceeds_its_time_because_of_slow_episodes_is_skipped(subject):
-    sums = subject(SUMS)
-    sums.episode_seconds = 2.0
-
-    async def check(subject):
-        await asyncio.sleep(60)
-
-    result = await CheckRun(sums).run_check(build_check(check, seconds=0.05))
-    assert (result.status, result.reason.partition(";")[0]) == (
-        "skipped",
-        "an episode takes 2.0 s, so the check did not end within 0.05 s",
-    )
-
-
-async def test_fewer_slow_episodes_are_played(subject):
-    sums = subject(SUMS)
-    sums.episode_seconds = 3.0
-    async with sums.enter_environment() as environment:
-        assert await sums.count_affordable(environment, 100, episodes=2) == sums.check_seconds // 6
-
-
 async def test_code_that_blocks_the_loop_fails_its_check_and_the_rest_is_skipped(subject, stuck):
     async def block(subject):
         stuck.wait()
@@ -129,25 +124,6 @@ async def test_code_that_blocks_the_loop_fails_its_check_and_the_rest_is_skipped
     results = [await run.run_check(build_check(check, seconds=0.05)) for check in (block, find_nothing)]
     assert [result.status for result in results] == ["failed", "skipped"]
     assert "could not be stopped" in results[0].findings[0].problem
-
-
-async def test_an_episode_error_names_its_stage(subject):
-    async def check(subject):
-        raise Failed("the tool broke", kind="tool_raised", stage="step")
-
-    result = await CheckRun(subject(SUMS)).run_check(build_check(check))
-    assert result.findings[0].problem == "it failed in step (tool_raised): the tool broke"
-
-
-async def test_an_error_in_a_task_group_is_unwrapped(subject):
-    async def fail():
-        raise Failed("the tool broke", kind="tool_raised", stage="step")
-
-    async def check(subject):
-        async with asyncio.TaskGroup() as group:
-            group.create_task(fail())
-
-    assert "the tool broke" in (await CheckRun(subject(SUMS)).run_check(build_check(check))).findings[0].problem
 
 
 async def test_an_exception_of_the_environment_is_a_finding(subject):
@@ -171,21 +147,16 @@ async def test_an_internal_error_fails_the_check_and_the_others_continue(subject
     assert "report it as a bug of gymsdk" in finding.fix
 
 
-async def test_lone_surrogates_are_escaped(subject):
-    async def check(subject):
-        return [Finding(problem="it said \ud800")]
-
-    report = await CheckRun(subject(SUMS)).report([build_check(check)])
-    assert r"it said \\ud800" in report.model_dump_json()
-
-
-async def test_equal_warnings_are_kept_once(subject):
+async def test_equal_warnings_are_kept_once_and_texts_are_escaped(subject):
     async def check(subject):
         for _ in range(3):
             logging.getLogger("gymsdk").warning("the hook %s raised", "close")
-        return []
+        return [Finding(problem="it said \ud800\x1b[2J\u202e")]
 
-    assert (await CheckRun(subject(SUMS)).run_check(build_check(check))).warnings == ["the hook close raised"]
+    report = await CheckRun(subject(SUMS)).report([build_check(check)])
+    assert report.results[0].warnings == ["the hook close raised"]
+    assert r"it said \\ud800" in report.model_dump_json()
+    assert r"it said \ud800\x1b[2J\u202e" in format_report(report)
 
 
 async def test_warnings_of_earlier_checks_are_not_repeated(subject):
@@ -232,35 +203,29 @@ async def test_a_misspelt_setting_raises_an_error_for_the_caller(subject):
         await CheckRun(subject(SUMS, digts=2)).run_check(build_check(find_nothing))
 
 
-async def test_a_misspelt_split_raises_an_error_for_the_caller(subject):
+async def test_only_the_selected_split_is_checked_and_a_misspelt_one_raises_an_error(subject):
+    sums = subject(SUMS, count=3)
+    sums.split = "test"
+    assert len(sums.tasks) == 3
     sums = subject(SUMS)
     sums.split = "tset"
     with pytest.raises(UnknownSplit, match="did you mean 'test'"):
         await CheckRun(sums).run_check(build_check(find_nothing))
 
 
-async def test_only_the_selected_split_is_checked(subject):
-    sums = subject(SUMS, count=3)
-    sums.split = "test"
-    assert len(sums.tasks) == 3
-
-
 def test_run_in_thread_works_with_and_without_a_running_loop():
     async def work():
         return 42
+
+    async def fail():
+        raise UsageError("no")
 
     async def within():
         return run_in_thread(work())
 
     assert (run_in_thread(work()), asyncio.run(within())) == (42, 42)
-
-
-def test_run_in_thread_raises_the_error_of_the_work():
-    async def work():
-        raise UsageError("no")
-
     with pytest.raises(UsageError, match="no"):
-        run_in_thread(work())
+        run_in_thread(fail())
 
 
 async def test_a_report_shows_findings_reason_and_fix(subject):
@@ -273,11 +238,3 @@ async def test_a_report_shows_findings_reason_and_fix(subject):
         "      fix:     mend it",
     ]
     assert lines[-1].startswith("1 passed, 1 failed in ")
-
-
-async def test_findings_are_shown_without_control_characters(subject):
-    async def check(subject):
-        return [Finding(problem="it said \x1b[2J\u202e")]
-
-    text = format_report(await CheckRun(subject(SUMS)).report([build_check(check)]))
-    assert r"it said \x1b[2J\u202e" in text
