@@ -196,51 +196,45 @@ def code_of(oracle: Oracle, secret: str) -> str:
     return answer.split()[1]
 
 
+@pytest.mark.parametrize(("first_call", "answers"), [(0, ["door 4", "of no seed"]), (1, ["17"])])
 async def test_an_episode_that_differs_from_the_recording_is_solved_live(
-    doors: Environment, open_with: Opening
+    doors: Environment, open_with: Opening, first_call: int, answers: list[str]
 ) -> None:
     first = question("Open door 4 of train.")
     async with open_with(doors) as oracle:
         output = (await oracle.respond(first))["output"]
-        answer = await oracle.respond(follow_up(first, output, "door 4", "of no seed"))
-    assert text_of(answer) == "4 of no seed"
+        answer = await oracle.respond(follow_up(first, output[first_call:], *answers))
+    assert text_of(answer) == f"4 {answers[-1]}"
 
 
-async def test_one_of_several_calls_may_be_made_first(doors: Environment, open_with: Opening) -> None:
-    first = question("Open door 4 of train.")
-    async with open_with(doors) as oracle:
-        output = (await oracle.respond(first))["output"]
-        answer = await oracle.respond(follow_up(first, output[1:], "17"))
-    assert text_of(answer) == "4 17"
+FINISHED = [
+    *question("Open door 1 of test.")["input"],
+    responses.build_message("1 0"),
+    {"role": "user", "content": "?"},
+]
 
 
-async def test_a_finished_episode_is_not_continued(doors: Environment, open_with: Opening) -> None:
-    request = {
-        "input": [
-            *question("Open door 1 of test.")["input"],
-            responses.build_message("1 0"),
-            {"role": "user", "content": "?"},
-        ]
-    }
-    async with open_with(doors) as oracle:
-        with pytest.raises(Failed, match="the episode is over") as caught:
-            await oracle.respond(request)
-    assert caught.value.kind == "not_recorded"
-
-
-async def test_an_unknown_conversation_is_rejected_with_the_number_of_known_rows(
-    doors: Environment, open_with: Opening
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"input": FINISHED}, "the episode is over"),
+        (
+            question("Open door 99."),
+            "(read: 33 of made); start the oracle with the --env, --seed, --set and --split of the client",
+        ),
+    ],
+)
+async def test_a_finished_or_unknown_conversation_is_rejected(
+    doors: Environment, open_with: Opening, request_: Item, message: str
 ) -> None:
     async with open_with(doors) as oracle:
         with pytest.raises(Failed) as caught:
-            await oracle.respond(question("Open door 99."))
+            await oracle.respond(request_)
     assert (caught.value.kind, caught.value.retryable) == ("not_recorded", False)
-    assert "(read: 33 of made); start the oracle with the --env, --seed, --set and --split of the client" in str(
-        caught.value
-    )
+    assert message in str(caught.value)
 
 
-async def test_rows_are_read_on_demand_and_shared_by_all_requests(
+async def test_rows_are_read_on_demand_outside_the_event_loop_and_shared_by_all_requests(
     doors_module: ModuleType, doors: Environment, open_with: Opening
 ) -> None:
     async with open_with(doors) as oracle:
@@ -249,13 +243,6 @@ async def test_rows_are_read_on_demand_and_shared_by_all_requests(
         with pytest.raises(Failed):
             await oracle.respond(question("Open door 99."))
     assert (few, len(doors_module.opened)) == (8, 33)
-
-
-async def test_rows_are_read_outside_the_event_loop(
-    doors_module: ModuleType, doors: Environment, open_with: Opening
-) -> None:
-    async with open_with(doors) as oracle:
-        await oracle.respond(question("Open door 12 of train."))
     assert doors_module.threads
     assert threading.main_thread() not in doors_module.threads
 

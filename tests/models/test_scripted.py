@@ -92,13 +92,9 @@ async def test_an_oracle_with_a_share_is_right_in_about_that_share(adding, row):
 
 
 async def test_an_oracle_with_a_share_decides_once_per_episode(adding, row):
-    rollouts = [await play(adding, build("oracle:0.5"), row, seed=seed) for seed in range(40)]
-    assert {(rollout.reward, rollout.turns) for rollout in rollouts} == {(1.0, 2), (0.0, 1)}
-
-
-@pytest.mark.parametrize(("share", "reward"), [("1", 1.0), ("0", 0.0)])
-async def test_an_oracle_can_be_always_or_never_right(adding, row, share, reward):
-    assert (await play(adding, build(f"oracle:{share}"), row)).reward == reward
+    for share, expected in (("0.5", {(1.0, 2), (0.0, 1)}), ("1", {(1.0, 2)}), ("0", {(0.0, 1)})):
+        rollouts = [await play(adding, build(f"oracle:{share}"), row, seed=seed) for seed in range(40)]
+        assert {(rollout.reward, rollout.turns) for rollout in rollouts} == expected
 
 
 @pytest.mark.parametrize("share", ["1.5", "-1", "half", "nan"])
@@ -120,12 +116,8 @@ async def test_the_oracle_needs_an_environment_with_solve(row):
         == "environment 'unsolved' provides no solution for this turn: its `solve` is missing or returned None"
     )
     assert (rollout.failure.kind, rollout.failure.retryable) == ("no_solution", False)
-
-
-async def test_the_oracle_needs_an_episode_in_this_process():
-    with pytest.raises(
-        Failed, match=r"needs an episode that is played in this process, .* write Policy\(model, env\), over HTTP query"
-    ):
+    message = r"needs an episode that is played in this process, .* write Policy\(model, env\), over HTTP query"
+    with pytest.raises(Failed, match=message):
         await build("oracle").respond({"input": "?"})
 
 
@@ -139,6 +131,9 @@ async def test_echo_repeats_the_last_message_of_the_user(adding, row):
     rollout = await play(adding, build("echo"), row | {"responses_create_params": {"input": "Really?"}})
     texts = [content[0]["text"] if isinstance(content, list) else content for _, content in list_output(rollout)]
     assert texts == ["Really?"] + ["Sure?"] * 63
+    # Tokens are counted as bytes.
+    response = await build("echo").respond({"input": "Zürich"})
+    assert response["usage"]["input_tokens"] == response["usage"]["output_tokens"] == 7
 
 
 async def test_random_calls_tools_and_replies(adding, row):
@@ -146,6 +141,10 @@ async def test_random_calls_tools_and_replies(adding, row):
     kinds = {item["type"] for rollout in rollouts for item in rollout.response["output"]}
     assert kinds >= {"function_call", "function_call_output", "message"}
     assert {rollout.outcome for rollout in rollouts} == {"scored"}
+    # It needs no episode.
+    request = {"input": "?", "tools": [{"name": "add", "parameters": {"properties": {"number": {"type": "integer"}}}}]}
+    answers = [await build("random").respond(request) for _ in range(2)]
+    assert answers[0]["output"] == answers[1]["output"]
 
 
 def pick(colour: Literal["red", "green"], sizes: list[int], whole: bool, weight: float | None = None) -> None: ...
@@ -176,12 +175,6 @@ async def test_a_policy_behaves_differently_for_another_seed_or_repeat(adding, r
     assert any(each != by_repeat[0] for each in by_repeat)
 
 
-async def test_random_needs_no_episode(row):
-    request = {"input": "?", "tools": [{"name": "add", "parameters": {"properties": {"number": {"type": "integer"}}}}]}
-    answers = [await build("random").respond(request) for _ in range(2)]
-    assert answers[0]["output"] == answers[1]["output"]
-
-
 @pytest.mark.parametrize("name", ["oracel", "echo:1", "random:x", ""])
 def test_an_unknown_policy_error_lists_the_known_ones(name):
     with pytest.raises(UnknownModel) as caught:
@@ -189,11 +182,6 @@ def test_an_unknown_policy_error_lists_the_known_ones(name):
     message = str(caught.value)
     assert message.startswith(f"no scripted policy named {name!r}")
     assert message.lower().endswith("there are oracle, oracle:share, null, echo, random, script:file, replay:file")
-
-
-async def test_tokens_are_counted_as_bytes(adding, row):
-    response = await build("echo").respond({"input": "Zürich"})
-    assert response["usage"]["input_tokens"] == response["usage"]["output_tokens"] == 7
 
 
 @pytest.fixture
@@ -217,11 +205,8 @@ async def test_replay_plays_the_episodes_of_a_rollouts_file(adding, recorded):
         replayed = await play(adding, model, original.row, seed=index + 100, repeat=repeat)
         assert list_output(replayed) == list_output(original)
         assert replayed.reward == original.reward
-
-
-async def test_replay_finds_an_episode_by_its_opening_without_an_episode(recorded):
-    path, [(_, _, first), *_] = recorded
-    model = build(f"replay:{path}")
+    # Without an episode, the opening finds it.
+    first = rollouts[0][2]
     response = await model.respond({"input": first.opening})
     assert response["output"] == first.response["output"][: len(response["output"])]
 
@@ -246,10 +231,7 @@ async def test_replay_beyond_the_recorded_end_fails_with_a_message(recorded):
         (None, "No such file or directory; name a JSONL file that can be read"),
         ("{", "rollouts.jsonl:1: not valid JSON"),
         (json.dumps({"responses_create_params": {"input": "?"}}), "rollouts.jsonl:1 is not a line of a rollouts file"),
-        (
-            json.dumps({"responses_create_params": 5, "response": None}),
-            "rollouts.jsonl:1 is not a line of a rollouts file",
-        ),
+        ('{"responses_create_params": 5, "response": null}', "rollouts.jsonl:1 is not a line of a rollouts file"),
     ],
 )
 def test_replay_of_an_invalid_file_is_rejected(tmp_path, text, message):
