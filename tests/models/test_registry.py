@@ -33,30 +33,26 @@ def test_a_model_name_may_contain_slashes(provider: str) -> None:
     assert repr(built).startswith(f"{provider}/Qwen/Qwen3-4B@")
     assert isinstance(built, Model)
     assert vars(built)["name"] == "Qwen/Qwen3-4B"
-
-
-def test_scripted_policies_are_models() -> None:
     assert isinstance(gymsdk.model("scripted/null"), Model)
+    with pytest.raises(BadModelOption, match=rf"{provider}/x needs a base URL.*--base-url.*GYMSDK_BASE_URL"):
+        gymsdk.model(f"{provider}/x")
+
+
+ALL = "endpoint/NAME, openai/NAME, scripted/NAME, vllm/NAME"
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("opena/model", "openai"), ("vlm/x", "vllm"), ("script/null", "scripted")]
+    ("name", "answer"),
+    [
+        ("opena/model", "'opena/model'; did you mean 'openai'"),
+        ("vlm/x", "'vlm/x'; did you mean 'vllm'"),
+        ("script/null", "'script/null'; did you mean 'scripted'"),
+        *((name, ALL) for name in ("", "zzz", "gpt-5")),
+    ],
 )
-def test_an_unknown_provider_is_answered_with_the_nearest(name: str, nearest: str) -> None:
-    with pytest.raises(UnknownModel, match=f"'{name}'; did you mean '{nearest}'"):
+def test_an_unknown_provider_is_answered_with_the_nearest_or_all_providers(name: str, answer: str) -> None:
+    with pytest.raises(UnknownModel, match=answer):
         gymsdk.model(name)
-
-
-@pytest.mark.parametrize("name", ["", "zzz", "gpt-5"])
-def test_an_unknown_provider_without_a_similar_name_is_answered_with_all_providers(name: str) -> None:
-    with pytest.raises(UnknownModel, match="endpoint/NAME, openai/NAME, scripted/NAME, vllm/NAME"):
-        gymsdk.model(name)
-
-
-@pytest.mark.parametrize("provider", ["vllm", "endpoint"])
-def test_a_missing_base_url_is_rejected_when_the_model_is_built(provider: str) -> None:
-    with pytest.raises(BadModelOption, match=rf"{provider}/x needs a base URL.*--base-url.*GYMSDK_BASE_URL"):
-        gymsdk.model(f"{provider}/x")
 
 
 def test_the_base_url_can_come_from_the_folder(tmp_path: Path) -> None:
@@ -114,18 +110,12 @@ def test_a_key_that_others_can_read_is_warned_of_once(
     assert warned == [f"{tmp_path}/env.yaml has a key that other users can read; run: chmod 600 {tmp_path}/env.yaml"]
 
 
-def test_an_address_that_equals_the_policys_gets_the_policys_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
-    assert read_upstream(f"vllm/m@{URL}")[2] is None
-    assert read_upstream(f"vllm/m@{URL}", base_url=URL)[2] == "sk-variable"
-    monkeypatch.setenv("GYMSDK_BASE_URL", URL)
-    assert read_upstream(f"vllm/m@{URL}")[2] == "sk-variable"
-
-
-def test_several_addresses_in_a_name_get_the_policys_key_only_if_all_are_the_policys(
+def test_the_addresses_in_a_name_get_the_policys_key_only_if_all_are_the_policys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
+    assert read_upstream(f"vllm/m@{URL}")[2] is None
+    assert read_upstream(f"vllm/m@{URL}", base_url=URL)[2] == "sk-variable"
     other = "http://127.0.0.1:2/v1"
     both = f"{URL},{other}"
     assert read_upstream(f"vllm/m@{both}") == ("m", both, None)
