@@ -54,3 +54,12 @@ def folder(played: Path, tmp_path: Path) -> Path:
 def run(folder: Path) -> Run:
     """Return the run, opened."""
     return read(folder)
+
+
+RIGHT = ("tool_call", "--split", "train", "--limit", "20", "--repeats", "1", "--model", "scripted/oracle")
+
+
+@pytest.fixture(scope="session")
+def original(play: Play) -> Path:
+    """Return a run with the options `RIGHT`, whose rewards are all 1."""
+    return play(*RIGHT, name="original")

@@ -94,12 +94,6 @@ def test_conditions_on_fields_of_the_row(run: Run, condition: Any, tasks: list[i
     assert find_tasks(run, condition) == tasks
 
 
-@pytest.mark.parametrize("condition", ["row:=1", "row:family==1", "rows:family=1", "row:family<none"])
-def test_wrong_conditions_are_refused(condition: str) -> None:
-    with pytest.raises(UsageError):
-        build_filter([condition])
-
-
 def test_fields_of_the_verdict_and_of_the_host_are_no_fields_of_the_row(run: Run) -> None:
     names = set(run.queries.describe_fields())
     assert {"row:family", "row:difficulty", "row:tags", "row:meta.source"} <= names
@@ -117,9 +111,6 @@ def test_groups_have_the_numbers_and_the_mean_reward(run: Run) -> None:
     tags = {group["value"]: group["rollouts"] for group in run.group("row:tags", where=["reward<0.1"])}
     assert tags == {"easy": 2, "short": 2}
     assert [(group["value"], group["rollouts"]) for group in run.group("ended")] == [("done", 12)]
-
-
-def test_an_unknown_field_to_group_by_is_refused_with_the_known_ones(run: Run) -> None:
     with pytest.raises(UsageError, match="row:family"):
         run.group("row:familly")
 
@@ -161,12 +152,8 @@ def test_a_comparison_is_grouped_by_a_field(folder: Path, original: Path, tmp_pa
     (other / "rollouts.jsonl").write_bytes(b"".join(map(dump_row, lines)))
     with read(folder) as first, read(other) as second:
         comparison = first.compare(second, by="row:family")
-        assert {value: (each.tasks, each.difference) for value, each in comparison.groups.items()} == {
-            "10": (1, 0.0),
-            "algebra": (2, 1.0),
-            "geometry": (2, 0.0),
-            "none": (1, 0.0),
-        }
+        found = {value: (group.tasks, group.difference) for value, group in comparison.groups.items()}
+        assert found == {"10": (1, 0.0), "algebra": (2, 1.0), "geometry": (2, 0.0), "none": (1, 0.0)}
         with pytest.raises(UsageError, match="to group by"):
             first.compare(second, by="row:absent")
         assert first.compare(second).groups == {}

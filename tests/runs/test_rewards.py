@@ -28,9 +28,7 @@ from gymsdk.rollouts.settings import Selection
 from gymsdk.runs import read
 from gymsdk.runs.records import parse_record
 
-from .conftest import Play
-
-OPTIONS = ("tool_call", "--split", "train", "--limit", "20", "--repeats", "1", "--model", "scripted/oracle")
+from .conftest import RIGHT
 
 CHANGES: tuple[tuple[dict[str, Any], float | None], ...] = (
     ({}, 1.0),
@@ -150,11 +148,6 @@ def test_a_damaged_list_of_the_verdicts_fields_ends_no_reader(names: Any) -> Non
     assert (*readers, StoredRollout(regraded).reward) == (1.0, 1.0, 1.0, 0.5)
 
 
-@pytest.fixture(scope="module")
-def original(play: Play) -> Path:
-    return play(*OPTIONS, name="original")
-
-
 @pytest.fixture
 def changed(original: Path, tmp_path: Path) -> tuple[Path, dict[int, float | None]]:
     """Return a run with one changed line for each case, and the expected rewards by task."""
@@ -216,7 +209,7 @@ def test_commands_viewer_frames_and_metrics_agree(
     progress = RunFolder(folder).read_progress()
     assert (progress.scored, progress.failed) == (len(scored), len(expected) - len(scored))
 
-    assert run_command("rollout", *OPTIONS, "--output", folder, "--resume").returncode in {0, 1}
+    assert run_command("rollout", *RIGHT, "--output", folder, "--resume").returncode in {0, 1}
     [metrics] = parse_json((folder / "metrics.json").read_bytes())
     assert metrics["outcomes"]["scored"] == len(scored)
     assert metrics["agent_metrics"]["mean/reward"] == pytest.approx(fmean(scored.values()))

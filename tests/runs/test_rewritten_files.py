@@ -147,6 +147,7 @@ def test_an_open_run_and_a_new_reader_give_the_new_rewards(path: Path, rewrite: 
         assert run.arrow()["reward"].to_pylist() == read_rewards(path)
 
 
+@pytest.mark.parametrize("rewrite", [write_in_place_with_old_times, replace, write_and_append])
 def test_a_large_file_gives_the_new_rewards(path: Path, rewrite: Rewrite) -> None:
     path.write_bytes(dump_lines(OLD, padding=700_000))
     assert path.stat().st_size > 20_000_000
@@ -246,10 +247,8 @@ def test_what_was_kept_in_memory_is_read_again_if_another_process_has_indexed(pa
             queries.index.update_texts()
             assert len(queries.search("apple")) == COUNT
         write_in_place(path, dump_lines(NEW, word="peach"))
-        code = (
-            f"import gymsdk.runs; run = gymsdk.runs.read({str(path.parent)!r}); run.index.update_texts();"
-            " print(run.queries.summarize()['mean'])"
-        )
+        code = f"import gymsdk.runs; run = gymsdk.runs.read({str(path.parent)!r}); run.index.update_texts(); "
+        code += "print(run.queries.summarize()['mean'])"
         mean = fmean(read_rewards(path))
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert float(other.stdout) == pytest.approx(mean)
