@@ -133,14 +133,10 @@ def test_a_wheel_contains_its_complete_package_and_nothing_else(
 
 
 @pytest.mark.parametrize("package", PROJECTS)
-def test_a_wheel_contains_the_license(package: str, wheels: dict[str, Path]) -> None:
-    assert "Apache License" in read(wheels[package], "licenses/LICENSE")
-    assert metadata(wheels[package])["License-Expression"] == "Apache-2.0"
-
-
-@pytest.mark.parametrize("package", PROJECTS)
 def test_a_wheel_has_a_description_and_metadata(package: str, wheels: dict[str, Path]) -> None:
+    assert "Apache License" in read(wheels[package], "licenses/LICENSE")
     fields = metadata(wheels[package])
+    assert fields["License-Expression"] == "Apache-2.0"
     classifiers = fields.get_all("Classifier", [])
     assert fields["Requires-Python"] == ">=3.11"
     assert fields["Summary"]
@@ -153,40 +149,33 @@ NEWER = {"gym_env_math": "0.2.0"}
 """The versions of packages whose rewards changed since the version of gymsdk."""
 
 
-def test_all_other_versions_are_the_same(wheels: dict[str, Path]) -> None:
+def test_all_other_versions_are_the_same_and_the_changelog_has_them(wheels: dict[str, Path], checkout: Path) -> None:
     versions = {package: metadata(wheel)["Version"] for package, wheel in wheels.items()}
     assert {package: versions.pop(package) for package in NEWER} == NEWER
-    assert len(set(versions.values())) == 1
-
-
-def test_the_changelog_has_the_version(wheels: dict[str, Path], checkout: Path) -> None:
-    version = metadata(wheels["gymsdk"])["Version"]
+    [version] = set(versions.values())
     assert f"\n## [{version}]" in (checkout / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize("package", ENVIRONMENTS)
-def test_an_environment_registers_itself_under_its_name(package: str, wheels: dict[str, Path]) -> None:
+def entry_points(wheel: Path) -> dict[str, dict[str, str]]:
     points = ConfigParser()
-    points.read_string(read(wheels[package], "entry_points.txt"))
-    assert dict(points["gymsdk.environments"]) == {package.removeprefix("gym_env_"): package}
+    points.read_string(read(wheel, "entry_points.txt"))
+    return {section: dict(points[section]) for section in points.sections()}
 
 
-def test_gymsdk_installs_the_command_and_all_plugins(wheels: dict[str, Path], checkout: Path) -> None:
-    points = ConfigParser()
-    points.read_string(read(wheels["gymsdk"], "entry_points.txt"))
+def test_gymsdk_installs_the_command_and_all_plugins_and_an_environment_its_name(
+    wheels: dict[str, Path], checkout: Path
+) -> None:
     declared = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["entry-points"]
-    assert {section: dict(points[section]) for section in points.sections()} == {
-        "console_scripts": {"gymsdk": "gymsdk.__main__:main"},
-        **declared,
-    }
+    assert entry_points(wheels["gymsdk"]) == {"console_scripts": {"gymsdk": "gymsdk.__main__:main"}, **declared}
     assert declared["pytest11"] == {"gymsdk": "gymsdk.checks.pytest_plugin"}
     assert {"scripted", "openai", "vllm", "endpoint"} <= declared["gymsdk.models"].keys()
+    for package in ENVIRONMENTS:
+        names_of = {package.removeprefix("gym_env_"): package}
+        assert entry_points(wheels[package])["gymsdk.environments"] == names_of
 
 
 def test_the_nemo_gym_commands_are_a_separate_distribution(wheels: dict[str, Path]) -> None:
-    points = ConfigParser()
-    points.read_string(read(wheels["gymsdk_nemo_compat"], "entry_points.txt"))
-    assert dict(points["console_scripts"]) == {
+    assert entry_points(wheels["gymsdk_nemo_compat"])["console_scripts"] == {
         "gym": "gymsdk_nemo_compat.gym:main",
         "ng": "gymsdk_nemo_compat.gym:main",
         "ng_run": "gymsdk_nemo_compat.commands:ng_run",
@@ -207,9 +196,6 @@ def test_a_wheel_contains_the_complete_template(checkout: Path, wheels: dict[str
     project = "{{cookiecutter.__project}}"
     assert {"cookiecutter.json", "hooks/pre_gen_project.py", f"{project}/.gitignore"} <= held
     assert f"{project}/.github/workflows/ci.yml" in held
-
-
-def test_an_installer_compiles_nothing_of_the_template(wheels: dict[str, Path], checkout: Path) -> None:
     written = [name for name in template(checkout) if name.endswith(".py")]
     assert written == ["gymsdk/template/hooks/pre_gen_project.py"], "what is compiled would be copied into projects"
     with zipfile.ZipFile(wheels["gymsdk"]) as archive:
@@ -229,21 +215,13 @@ def test_the_command_of_a_wheel_creates_a_new_environment(wheels: dict[str, Path
     assert {path.name for path in (tmp_path / "gym-env-maze").rglob("__pycache__")} == set()
 
 
-def test_an_editable_install_has_the_template_of_the_checkout(checkout: Path, tmp_path: Path) -> None:
-    assert not any("template" in name for name in names(built(checkout, tmp_path, "editable")))
-
-
 def required(wheel: Path) -> set[str]:
     needs = [need for need in metadata(wheel).get_all("Requires-Dist", []) if "extra ==" not in need]
     return {re.match(r"[\w.-]+", need)[0] for need in needs}
 
 
 def test_each_wheel_has_only_the_expected_requirements(wheels: dict[str, Path]) -> None:
-    assert {package: required(wheels[package]) for package in ENVIRONMENTS} == {
-        "gym_env_math": {"gymsdk"},
-        "gym_env_multineedle": {"gymsdk"},
-        "gym_env_tool_call": {"gymsdk"},
-    }
+    assert [required(wheels[package]) for package in ENVIRONMENTS] == [{"gymsdk"}] * 3
     assert required(wheels["gymsdk"]) & {"openai", "ray", "vllm", "trl", "cookiecutter", "matplotlib"} == set()
 
 
@@ -268,25 +246,29 @@ def test_the_sources_build_the_same_wheel(
     assert read(rebuilt, "METADATA") == read(wheels[package], "METADATA")
 
 
-def test_an_editable_install_of_the_checkout_includes_its_environments(checkout: Path, tmp_path: Path) -> None:
-    needs = metadata(built(checkout, tmp_path, "editable")).get_all("Requires-Dist", [])
+@pytest.fixture(scope="module")
+def editable(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of an editable install of the checkout."""
+    return built(checkout, tmp_path_factory.mktemp("editable"), "editable")
+
+
+def test_an_editable_install_includes_the_environments_and_the_start_up_hook_but_no_template(editable: Path) -> None:
+    needs = metadata(editable).get_all("Requires-Dist", [])
     brought = {need.partition(" @ ")[0]: need for need in needs if " @ " in need}
     assert set(brought) == {package.replace("_", "-") for package in BESIDE}
     assert all(need.endswith(' ; extra == "dev"') for need in brought.values())
+    assert STARTUP["gymsdk"] <= names(editable)
+    assert not any("template" in name for name in names(editable))
 
 
+@pytest.mark.usefixtures("editable")
 @pytest.mark.parametrize("package", BESIDE)
-def test_installed_environments_run_from_the_checkout(package: str, checkout: Path, tmp_path: Path) -> None:
-    built(checkout, tmp_path, "editable")
+def test_installed_environments_run_from_the_checkout(package: str, checkout: Path) -> None:
     (wheel,) = (checkout / "build" / "editable").glob(f"{package}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (pointer,) = (name for name in archive.namelist() if name.endswith(".pth"))
         assert set(archive.read(pointer).decode().splitlines()) == {str(checkout / PROJECTS[package])}
     assert f"{package}/__init__.py" not in names(wheel)
-
-
-def test_an_editable_install_includes_the_start_up_hook(checkout: Path, tmp_path: Path) -> None:
-    assert STARTUP["gymsdk"] <= names(built(checkout, tmp_path, "editable"))
 
 
 @pytest.mark.slow
