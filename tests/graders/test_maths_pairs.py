@@ -83,12 +83,9 @@ def test_a_grade_says_why_the_answer_is_different(reply: str, extracted: str | N
     assert (found.extracted or "").startswith(extracted or "")
 
 
-def test_enormous_numbers_that_differ_by_one_are_different() -> None:
+def test_enormous_numbers_that_differ_by_one_are_different_and_towers_are_undecided() -> None:
     assert grade("2^{3000000}", r"\boxed{8^{1000000}}").outcome == EQUAL
     assert grade("2^{3000000}", r"\boxed{8^{1000000}+1}").outcome == DIFFERENT
-
-
-def test_towers_that_cannot_be_compared_are_undecided() -> None:
     assert grade("2^{2^{2^{2^{2^{2}}}}}", r"\boxed{3^{3^{3^{3^{3}}}}}").outcome == UNDECIDED
 
 
@@ -122,37 +119,6 @@ def test_a_problem_is_not_its_solution(gold: str, reply: str) -> None:
 @pytest.mark.parametrize("gold", ["17", r"\frac{3}{8}", "x = 5", "x^2 + 1", r"3 \pmod 7", r"\{1, 2\}", "y < 2x + 1"])
 def test_a_reply_that_cannot_be_evaluated_is_different(gold: str, answer: str) -> None:
     assert grade(gold, f"\\boxed{{{answer}}}").outcome == DIFFERENT
-
-
-@pytest.mark.parametrize(
-    ("gold", "reply"),
-    [
-        ("5", r"\boxed{3+2(1\%-0.01)/0.99}"),
-        ("5", r"\boxed{5 \pmod 0}"),
-        ("7", "The answer: 7 (mod 3)"),
-        ("7", "So x = 7 fails."),
-        ("4", "The answer is 4 at least."),
-        ("7", "The answer is 7. Or is it 8?"),
-        ("7", r"It is definitely not the case that the answer equals \boxed{7}"),
-        (r"\max(x, 100000)", r"\boxed{100000}"),
-        ("|x - 20000|", r"\boxed{20000 - x}"),
-        ("2^{3000000}", r"\boxed{2^{3000000}+2305843009213693951 \cdot 2305843009213693921}"),
-    ],
-)
-def test_a_trick_earns_nothing(gold: str, reply: str) -> None:
-    assert grade(gold, reply).outcome != EQUAL
-
-
-def test_boxes_that_make_up_a_list_are_its_items() -> None:
-    reply = r"The roots are $x = \boxed{2}$ and $x = \boxed{5}$."
-    assert grade("2, 5", reply).outcome == EQUAL
-    assert grade("5", reply).outcome == DIFFERENT
-    assert grade("5", r"First, $a = \boxed{2}$. So the answer is $\boxed{5}$.").outcome == EQUAL
-
-
-def test_a_text_with_a_box_is_an_expected_answer() -> None:
-    assert grade(r"We add: $1 + 1 = \boxed{2}$.", "Answer: 2").outcome == EQUAL
-    assert grade("She has 9 + 9 = 18 eggs.\n#### 18", "So she has 18 eggs.").outcome == EQUAL
 
 
 def test_a_grade_without_mpmath_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
