@@ -57,6 +57,8 @@ async def test_vllm_responds_inside_the_context_and_its_output_is_relayed(fake: 
     out = io.StringIO()
     async with vllm("--dtype", "auto", out=out) as engine:
         assert "here I am" in await request_echo(engine)
+        assert len(fake.running) == 3
+    assert not fake.running, "the engine is outside the process group"
     assert fake.argv[:2] == ["serve", NAME]
     assert fake.argv[-2:] == ["--dtype", "auto"]
     assert out.getvalue().splitlines()[1] == "vllm | start 1"
@@ -76,12 +78,6 @@ async def test_the_processes_of_vllm_do_not_import_from_the_working_folder(
     async with vllm():
         pass
     assert (tmp_path / "found").read_text().strip() == pickle.__file__
-
-
-async def test_exit_ends_all_processes_even_an_engine_outside_the_process_group(fake: FakeVllm) -> None:
-    async with vllm():
-        assert len(fake.running) == 3
-    assert not fake.running
 
 
 async def test_a_vllm_that_ignores_sigterm_is_killed(fake: FakeVllm) -> None:
@@ -140,10 +136,7 @@ async def test_vllm_ends_if_its_parent_process_is_killed(fake: FakeVllm, tmp_pat
         "asyncio.run(main())\n"
     )
     process = await asyncio.create_subprocess_exec(
-        PYTHON,
-        str(script),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        PYTHON, str(script), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     assert process.stdout is not None
     assert await process.stdout.readline()
@@ -208,19 +201,37 @@ async def test_a_failed_start_reports_the_cause_and_the_fix(fake: FakeVllm, outp
     assert not fake.running
 
 
-async def test_unknown_vllm_flags_are_a_usage_error(fake: FakeVllm) -> None:
-    fake.set_startup_code("print('vllm: error: unrecognized arguments: --nope'); sys.exit(2)")
-    with pytest.raises(UsageError, match="--help=all"):
-        async with vllm("--nope"):
-            pass
-    assert not fake.running
+TAKEN = "print('OSError: [Errno 98] Address already in use', flush=True); sys.exit(1)"
 
 
-async def test_a_vllm_that_is_not_ready_in_time_is_stopped(fake: FakeVllm) -> None:
-    fake.set_startup_code("print('loading', flush=True); time.sleep(600)")
-    with pytest.raises(GymsdkError, match=r"not ready within 1\.5 s(?s:.*)vllm \| loading"):
-        async with vllm(starting=1.5):
+@pytest.mark.parametrize(
+    ("code", "error", "message", "starts"),
+    [
+        ("print('vllm: error: unrecognized arguments: --nope'); sys.exit(2)", UsageError, "--help=all", 1),
+        (TAKEN, GymsdkError, "--port N", 2),
+        (
+            "sys.argv[sys.argv.index('--served-model-name') + 1] = 'other'",
+            GymsdkError,
+            "serves other, and not 'Qwen/Qwen3-4B'",
+            1,
+        ),
+        (
+            "print('loading', flush=True); time.sleep(600)",
+            GymsdkError,
+            r"not ready within 2\.5 s(?s:.*)vllm \| loading",
+            1,
+        ),
+    ],
+    ids=["unknown flags", "a second taken port", "another model", "not ready in time"],
+)
+async def test_a_vllm_that_cannot_be_used_is_stopped_and_the_reason_reported(
+    fake: FakeVllm, code: str, error: type[GymsdkError], message: str, starts: int
+) -> None:
+    fake.set_startup_code(code)
+    with pytest.raises(error, match=message):
+        async with vllm("--nope", starting=2.5 if "loading" in code else 60.0):
             pass
+    assert len(fake.starts) == starts
     assert not fake.running
 
 
@@ -236,45 +247,23 @@ async def test_a_cancelled_launch_leaves_no_processes(fake: FakeVllm) -> None:
 
 
 async def test_another_port_is_chosen_once_if_the_chosen_port_is_taken(fake: FakeVllm) -> None:
-    fake.set_startup_code(
-        "if start_number == 1: print('OSError: [Errno 98] Address already in use', flush=True); sys.exit(1)"
-    )
+    fake.set_startup_code(f"if start_number == 1: {TAKEN}")
     async with vllm() as engine:
         assert "here I am" in await request_echo(engine)
     assert len(fake.starts) == 2
 
 
-async def test_a_second_taken_port_is_reported(fake: FakeVllm) -> None:
-    fake.set_startup_code("print('OSError: [Errno 98] Address already in use', flush=True); sys.exit(1)")
-    with pytest.raises(GymsdkError, match="--port N"):
-        async with vllm():
-            pass
-    assert len(fake.starts) == 2
-
-
-async def test_a_model_that_is_already_served_at_the_port_is_not_launched(fake: FakeVllm) -> None:
+async def test_nothing_is_launched_at_a_port_in_use_and_a_model_that_is_served_there_is_named(fake: FakeVllm) -> None:
     async with testing.serve(testing.build_app(model("scripted/echo"), name=NAME)) as url:
         with pytest.raises(UsageError, match=f"--base-url {url}"):
             async with vllm("--port", url.rpartition(":")[2].removesuffix("/v1")):
                 pass
-    assert not fake.starts
-
-
-async def test_a_port_in_use_is_rejected_before_any_process_starts(fake: FakeVllm) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         taken.settimeout(0)
         with pytest.raises(UsageError, match="in use"):
             async with vllm("--port", str(taken.getsockname()[1])):
                 pass
     assert not fake.starts
-
-
-async def test_a_vllm_that_serves_another_model_name_is_rejected(fake: FakeVllm) -> None:
-    fake.set_startup_code("sys.argv[sys.argv.index('--served-model-name') + 1] = 'other'")
-    with pytest.raises(GymsdkError, match="serves other, and not 'Qwen/Qwen3-4B'"):
-        async with vllm():
-            pass
-    assert not fake.running
 
 
 async def test_a_required_api_key_that_is_not_set_is_reported_with_its_variable(fake: FakeVllm) -> None:
