@@ -12,6 +12,8 @@ MATH = "math:\n  resources_servers:\n    math:\n      port: 11001\n"
 MODEL = "m:\n  responses_api_models:\n    vllm_model:\n      base_url: http://h:1\n      model: x\n"
 AGENT = "a:\n  responses_api_agents:\n    simple_agent:\n"
 
+JUDGED_FILE = "resources_servers/math_with_judge/configs/math_stack_overflow.yaml"
+
 INVALID = [
     ("lo_level: 2\n", "a.yaml:1: there is no setting 'lo_level'; did you mean 'log_level'?"),
     ("log_level: loud\n", "a.yaml:1: log_level: input should be 'debug', 'info', 'warning' or 'error'"),
@@ -45,6 +47,14 @@ INVALID = [
     (
         "config_paths: [responses_api_models/vllm_model/configs/vllm_modle.yaml]\n",
         "a.yaml:1: responses_api_models/vllm_model/configs/vllm_modle.yaml: vllm_model has no file vllm_modle.yaml",
+    ),
+    (
+        f"config_paths: [{JUDGED_FILE}]\n",
+        f"a.yaml:1: {JUDGED_FILE}: math_with_judge has no built-in file math_stack_overflow.yaml, because",
+    ),
+    (
+        "j:\n  resources_servers:\n    math_with_judge:\n      should_use_judge: perhaps\n",
+        "a.yaml:4: j.resources_servers.math_with_judge.should_use_judge: input should be true or false",
     ),
     ("m:\n  vllm_model: {}\n", "a.yaml:1: m has no kind of server; write responses_api_models: above vllm_model:"),
     ("m:\n  responses_api_model: {}\n", "a.yaml:1: m has no kind of server; did you mean 'responses_api_models'?"),
@@ -147,7 +157,7 @@ INVALID = [
         "a.yaml:1: log_dir has a reference that does not resolve: unknown resolver foo:; write ${key.of",
     ),
     ("log_dir: ${log_dir}\n", "a.yaml:1: log_dir refers to itself"),
-    ("\nlog_dir: ${a\n", "a.yaml:2: log_dir has a ${ without a matching }"),
+    ("\nlog_dir: ${a\n", "a.yaml:2: log_dir has a ${ without a matching }; write ${key.of.another}"),
     ("\nlog_dir: ???\n", "a.yaml:2: required values are ???: log_dir (a.yaml:2); write log_dir=VALUE"),
     ("log_dir: ???\ntoken_file: ???\n", "a.yaml:1: required values are ???: log_dir (a.yaml:1), token_file (a.yaml:2)"),
 ]
