@@ -9,10 +9,8 @@ other parts are measured in this process. The parts:
 - routing: a POST request to an endpoint of `ServerApp.add_post`, and to one of FastAPI.
 - connection: a POST request over `edge.listener.Connection` and over uvicorn's own protocol.
 - client: a POST request over `http.connections` and over aiohttp.
-- timer: a time limit with a shared timer, with a timer of the event loop, and with `asyncio.timeout`.
 - pacing: the longest time to the answer of `/livez` while 1,024 POST requests of 1 ms of CPU time arrive at once, with
   and without the pacer. (Not CPU time.)
-- collector: one of 2,048 episodes in flight, with `memory.collect_rarely` and with CPython's automatic collector.
 """
 
 from __future__ import annotations
@@ -25,28 +23,24 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from unittest.mock import patch
 
 import uvicorn
 from fastapi import Request, Response
 
-from gymsdk import concurrency
-from gymsdk.concurrency import run_event_loop, timeout_at
+from gymsdk.concurrency import run_event_loop
 from gymsdk.edge.addresses import bind_socket
 from gymsdk.edge.app import create_app
 from gymsdk.edge.limits import Pacer
 from gymsdk.edge.listener import Listener
 from gymsdk.edge.request import json_response, read_json_object
 from gymsdk.http import client, connections
-from gymsdk.memory import EpisodeCounter, collect_rarely
 from gymsdk.observability.metrics import ServerMetrics
 
 BODY = json.dumps({"input": [{"role": "user", "content": "x" * 500}]}).encode()
 IN_FLIGHT, REQUESTS = 32, 3000
 BURST, BUSY_SECONDS = 1024, 0.001
-EPISODES = 2048
 
 
 async def answer(request: Request) -> Response:
@@ -85,7 +79,7 @@ async def serve(variant: str) -> None:
         await uvicorn.Server(config).serve([sock])
         return
     if variant == "unpaced":
-        Pacer.may_start = lambda _: True  # type: ignore[method-assign]
+        Pacer.may_start = lambda _: True  # type: ignore[assignment, method-assign]
     await Listener(app, sock, grace=1.0).run(asyncio.Event(), asyncio.Event())
 
 
@@ -160,47 +154,6 @@ async def measure_client(port: int, *, with_aiohttp: bool) -> float:
     return took / REQUESTS * 1e6
 
 
-async def measure_timer(kind: str) -> float:
-    """Return the CPU time of one time limit in µs."""
-    count, loop = 50_000, asyncio.get_running_loop()
-    shared = patch.object(concurrency, "MIN_SHARED_SECONDS", float("inf")) if kind == "loop" else nullcontext()
-    with shared:
-        began = time.process_time()
-        for _ in range(count):
-            if kind == "asyncio":
-                async with asyncio.timeout(600):  # noqa: ASYNC100 - only its cost counts
-                    pass
-            else:
-                with timeout_at(loop.time() + 600):
-                    pass
-        return (time.process_time() - began) / count * 1e6
-
-
-@dataclass
-class Item:
-    """An object that a garbage collector traverses."""
-
-    content: dict[str, object]
-
-
-async def measure_collector(*, rarely: bool) -> float:
-    """Return the CPU time of one episode in µs, which keeps 300 objects as long as it is in flight."""
-
-    async def play(counter: EpisodeCounter) -> None:
-        counter.begin()
-        items = []
-        for number in range(100):
-            items.append(Item({"text": [str(number)]}))
-            if number % 20 == 0:
-                await asyncio.sleep(0.001)
-        counter.end()
-
-    with collect_rarely() if rarely else nullcontext():
-        counter, began = EpisodeCounter(), time.process_time()
-        await asyncio.gather(*(play(counter) for _ in range(EPISODES)))
-        return (time.process_time() - began) / EPISODES * 1e6
-
-
 Measure = Callable[[], Awaitable[float]]
 
 
@@ -233,19 +186,13 @@ async def measure_part(part: str, rounds: int) -> None:
             measure, unit = (measure_wait, "ms") if part == "pacing" else (measure_server, "µs")
             ports = {name: stack.enter_context(run_server(variant)) for name, variant in SERVERS[part].items()}
             await print_part(part, unit, {name: partial(measure, port) for name, port in ports.items()}, rounds)
-        elif part == "client":
+        else:
             port = stack.enter_context(run_server("listener"))
             own, aiohttp = (partial(measure_client, port, with_aiohttp=with_aiohttp) for with_aiohttp in (False, True))
             await print_part(part, "µs", {"connections": own, "aiohttp": aiohttp}, rounds)
-        elif part == "timer":
-            await print_part(part, "µs", {kind: partial(measure_timer, kind) for kind in TIMERS}, rounds)
-        else:
-            rare, automatic = (partial(measure_collector, rarely=rarely) for rarely in (True, False))
-            await print_part(part, "µs", {"rare": rare, "automatic": automatic}, rounds)
 
 
-TIMERS = ("shared", "loop", "asyncio")
-PARTS = (*SERVERS, "client", "timer", "collector")
+PARTS = (*SERVERS, "client")
 
 
 def main() -> None:

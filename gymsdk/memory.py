@@ -1,11 +1,10 @@
 """Collect reference cycles rarely while many episodes are in flight.
 
 CPython's automatic garbage collector traverses all objects of the episodes in flight again and again, although gymsdk
-creates no reference cycles: with 2,048 small episodes in flight it takes three times the CPU time of the episodes
-(`benchmarks/edge.py collector`), and stops the event loop for seconds. Only the code of an environment may create
-cycles. Inside `collect_rarely`, the automatic collector runs only for generations 0 and 1, and it is off while many
-episodes are in flight. A full collection runs when it is short, when the memory of the process has grown, and after a
-large number of episodes.
+creates no reference cycles: it then takes several times the CPU time of the episodes, and stops the event loop for
+seconds. Only the code of an environment may create cycles. Inside `collect_rarely`, the automatic collector runs only
+for generations 0 and 1, and it is off while many episodes are in flight. A full collection runs when it is short, when
+the memory of the process has grown, and after a large number of episodes.
 """
 
 from __future__ import annotations
