@@ -79,7 +79,7 @@ async def serve(variant: str) -> None:
         await uvicorn.Server(config).serve([sock])
         return
     if variant == "unpaced":
-        Pacer.may_start = lambda _: True  # type: ignore[assignment, method-assign]
+        Pacer.may_start = lambda _: True  # type: ignore[method-assign, assignment]
     await Listener(app, sock, grace=1.0).run(asyncio.Event(), asyncio.Event())
 
 

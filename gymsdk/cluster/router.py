@@ -55,6 +55,9 @@ IsFinalAnswer: TypeAlias = Callable[[http.HttpResponse], bool]
 class Replica:
     """What this process knows about one server: its circuit breaker, and the work that this process began there.
 
+    A replica is one of several servers that can answer the same request: an engine of a model, as in its option
+    `base_url`, or an `Instance` of a server, as in `--replicas`.
+
     All times are those of `time.monotonic`.
 
     Attributes:

@@ -15,7 +15,7 @@ from typing import Any
 
 from gymsdk import __version__, credentials
 from gymsdk.client import VERSION_KEY
-from gymsdk.cluster.directory import ROUTES_KEY, bind_head
+from gymsdk.cluster.directory import ROUTES_KEY
 from gymsdk.cluster.reports import MAX_ENTRIES, Service, build_url
 from gymsdk.config.fields import RAY_DASHBOARD_KEY, TOKEN_CAPTURE_KEY
 from gymsdk.config.model import MODELS, POLICY_SERVER, RAY_ADDRESS_KEY, Deployment, ModelServerConfig, ServerConfig
@@ -23,6 +23,7 @@ from gymsdk.deploy import plan
 from gymsdk.deploy.build import ServerBuilder
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.distributor import receive_connections
+from gymsdk.deploy.node import bind_head
 from gymsdk.deploy.plan import RESOURCES_REF, find_socket, get_agent_name, get_environment_server_name
 from gymsdk.deploy.runner import HeadConnection, ServerRunner
 from gymsdk.edge.addresses import bind_socket, is_local_host

@@ -26,11 +26,10 @@ from typing import Any
 from pydantic import SecretStr
 
 from gymsdk import credentials
-from gymsdk.cluster.directory import Headers
 from gymsdk.cluster.reports import Exit, Service
 from gymsdk.config.model import RESOURCES, SERVER_KINDS, Deployment, Role, ServerConfig
 from gymsdk.deploy import plan
-from gymsdk.deploy.node import NodeClient
+from gymsdk.deploy.node import Headers, NodeClient
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
 from gymsdk.edge.addresses import bind_socket, socket_port
 from gymsdk.errors import Failed, GymsdkError, UsageError

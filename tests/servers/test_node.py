@@ -12,9 +12,8 @@ import time
 import pytest
 from fastapi import FastAPI
 
-from gymsdk.cluster.directory import HeadWait, bind_head
 from gymsdk.cluster.reports import Exit, Service
-from gymsdk.deploy.node import NodeClient
+from gymsdk.deploy.node import HeadWait, NodeClient, bind_head
 from gymsdk.edge.addresses import is_local_host
 from gymsdk.errors import GymsdkError
 from gymsdk.http import client
