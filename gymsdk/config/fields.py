@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -12,7 +11,15 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from gymsdk.config.model import MODELS, SERVER_KINDS, AgentServerConfig, Deployment, PolicyConfig
+from gymsdk.config.model import (
+    MODELS,
+    SERVER_KINDS,
+    AgentServerConfig,
+    DatasetConfig,
+    Deployment,
+    PolicyConfig,
+    ServerConfig,
+)
 from gymsdk.config.yaml import KeyPath, Problems, YamlNode, format_key_path, to_plain
 from gymsdk.errors import list_setting_errors
 from gymsdk.models.options import INTERNAL_OPTIONS, ModelOptions
@@ -42,6 +49,16 @@ def get_keys(field: FieldInfo) -> tuple[str, ...]:
     if isinstance(alias, AliasChoices):
         return tuple(map(str, alias.choices))
     return (alias,) if isinstance(alias, str) else ()
+
+
+def list_keys(*models: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the field that each key of *models* sets."""
+    return {key: field for model in models for field in list_fields(model).values() for key in get_keys(field)}
+
+
+def _list_text_keys(*models: type[BaseModel]) -> set[str]:
+    """Return the keys of *models* with values that are names, paths, addresses and keys: text."""
+    return {key for key, field in list_keys(*models).items() if _is_text_kind(field.annotation)}
 
 
 def is_path(field: FieldInfo) -> bool:
@@ -93,59 +110,27 @@ class Switches(BaseModel):
 
 HEAD_SERVER_KEY = "head_server"
 
-TOP_LEVEL_FIELDS = {
-    key: field for model in (Deployment, Switches) for field in list_fields(model).values() for key in get_keys(field)
-}
+TOP_LEVEL_FIELDS = list_keys(Deployment, Switches)
 """The field that each key at the top of a configuration sets, for keys without further keys below them."""
 
-POLICY_KEYS = tuple(key for field in list_fields(PolicyConfig).values() for key in get_keys(field))
+POLICY_KEYS = tuple(list_keys(PolicyConfig))
 
 TOP_LEVEL_KEYS = frozenset({*TOP_LEVEL_FIELDS, HEAD_SERVER_KEY, TOKEN_CAPTURE_KEY})
 """The keys at the top of a configuration that gymsdk uses, its own and NeMo Gym's."""
 
 IGNORED_TOP_LEVEL_KEYS = frozenset(
     {
-        "agent_name",
-        "allow_openai_version_skew",
-        "cache_dir",
-        "component_name",
-        "dry_run",
-        "entrypoint",
-        "environment_routing_mode",
-        "environment_server_routes",
-        "error_on_agent_without_environment_server",
-        "error_on_almost_servers",
-        "head_server_deps",
-        "hf_token",
-        "input_jsonl_fpath",
-        "invalid_tool_call_patterns",
-        "json",
-        "limit",
-        "num_repeats",
-        "num_samples_in_parallel",
-        "output_jsonl_fpath",
-        "pad_dynamic_image_shapes",
-        "pip_install_verbose",
-        "python_version",
-        "query",
-        "resources_tool_transports",
-        "responses_create_params",
-        "results_dir",
-        "skip_venv_if_present",
-        "skip_verification_reward",
-        "thinking_tags",
-        "tokenizer_config",
-        "upload_rollouts",
-        "uv_cache_dir",
-        "uv_pip_set_python",
-        "uv_venv_dir",
-        "verbose",
+        *("agent_name", "allow_openai_version_skew", "cache_dir", "component_name", "dry_run", "entrypoint"),
+        *("environment_routing_mode", "environment_server_routes", "error_on_agent_without_environment_server"),
+        *("error_on_almost_servers", "head_server_deps", "hf_token", "input_jsonl_fpath"),
+        *("invalid_tool_call_patterns", "json", "limit", "num_repeats", "num_samples_in_parallel"),
+        *("output_jsonl_fpath", "pad_dynamic_image_shapes", "pip_install_verbose", "python_version", "query"),
+        *("resources_tool_transports", "responses_create_params", "results_dir", "skip_venv_if_present"),
+        *("skip_verification_reward", "thinking_tags", "tokenizer_config", "upload_rollouts", "uv_cache_dir"),
+        *("uv_pip_set_python", "uv_venv_dir", "verbose"),
     }
 )
 """The keys of NeMo Gym and its trainers at the top of a configuration that gymsdk ignores."""
-
-IGNORED_KEY_PATTERNS = ("global_aiohttp_*", "uvicorn_*", "wandb_*", "mlflow_*", "profiling_*")
-"""Patterns of further such keys."""
 
 SERVER_KEYS = frozenset({"entrypoint", "host", "port", "advertise_host", "domain", "datasets"})
 """The keys of every server that gymsdk uses."""
@@ -163,8 +148,7 @@ GYMSDK_MODEL_KEYS = frozenset({"model", *ModelOptions.model_fields} - INTERNAL_O
 
 EPISODE_TIMEOUT_KEY = "default_episode_timeout_seconds"
 
-_AGENT_KEYS = {key for field in list_fields(AgentServerConfig).values() for key in get_keys(field)}
-BUDGET_KEYS = frozenset(_AGENT_KEYS - {EPISODE_TIMEOUT_KEY})
+BUDGET_KEYS = frozenset(list_keys(AgentServerConfig).keys() - {EPISODE_TIMEOUT_KEY})
 
 RENAMED_KEYS: dict[str, dict[str, str]] = {
     "openai_model": {
@@ -244,12 +228,9 @@ IGNORED_IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
 }
 """NeMo Gym's keys of each implementation that gymsdk ignores."""
 
-TEXT_KEYS = frozenset(key for key, field in TOP_LEVEL_FIELDS.items() if _is_text_kind(field.annotation))
-"""The keys at the top of a configuration with values that are names, paths, addresses and keys: text."""
-
-SERVER_TEXT_KEYS = frozenset({"advertise_host", "domain", "entrypoint", "host"})
-"""The keys of every server with values that are text."""
-
+TEXT_KEYS = _list_text_keys(Deployment, Switches)
+SERVER_TEXT_KEYS = {"entrypoint"} | _list_text_keys(ServerConfig)
+DATASET_TEXT_KEYS = _list_text_keys(DatasetConfig)
 _TEXT_OPTIONS = {"model", "tokenizer"} | {
     name for name, field in ModelOptions.model_fields.items() if _is_text_kind(field.annotation)
 }
@@ -258,8 +239,28 @@ MODEL_TEXT_KEYS = _TEXT_OPTIONS | {
 }
 """The keys of model servers with values that are text, in lists and mappings too."""
 
-DATASET_TEXT_KEYS = frozenset({"jsonl_fpath", "name", "type"})
-"""The keys of a dataset with values that are text."""
+
+def get_endpoint_keys(implementation: str) -> tuple[str, str, str]:
+    """Return the keys of base URL, API key and model in a model server of this *implementation*."""
+    keys = {option: key for key, option in RENAMED_KEYS.get(implementation, {}).items()}
+    return keys.get("base_url", "base_url"), keys.get("api_key", "api_key"), keys.get("model", "model")
+
+
+def normalize_keys(root: YamlNode) -> YamlNode:
+    """Return *root* with aliases in model servers replaced by the real keys, so that later files override earlier."""
+    for name, server in root.children.items():
+        models = server.get(MODELS)
+        if models is None or not models.is_mapping:
+            continue
+        renamed = models
+        for implementation, node in models.children.items():
+            url_key, api_key_key, model_key = get_endpoint_keys(implementation)
+            keys = {"base_url": url_key, "api_key": api_key_key, "model": model_key, "model_name": model_key}
+            if node.is_mapping:
+                body = {keys.get(key, key): child for key, child in node.children.items()}
+                renamed = renamed.with_key(implementation, YamlNode(body, node.place))
+        root = root.with_key(name, server.with_key(MODELS, renamed))
+    return root
 
 
 def restore_texts(root: YamlNode) -> YamlNode:
@@ -290,20 +291,15 @@ def _is_reference(node: YamlNode) -> bool:
     return node.children.keys() == {"type", "name"} and kind is not None and kind.value in SERVER_KINDS
 
 
-MISSPELLING_SIMILARITY = 0.8
-"""The similarity, from 0 to 1, from which on a key counts as a misspelling of another."""
-
-
 def is_misspelling(key: str, known: Iterable[str]) -> bool:
     """Whether *key* is likely a misspelling of one of the *known* keys, so that ignoring it would be wrong."""
-    return bool(get_close_matches(key, [*known], n=1, cutoff=MISSPELLING_SIMILARITY))
+    return bool(get_close_matches(key, [*known], n=1, cutoff=0.8))
 
 
 def is_ignored_key(key: str) -> bool:
     """Whether *key* at the top of a configuration is NeMo Gym's and ignored here."""
-    return key in IGNORED_TOP_LEVEL_KEYS or any(
-        fnmatchcase(key, pattern) for pattern in IGNORED_KEY_PATTERNS if key not in TOP_LEVEL_KEYS
-    )
+    prefixes = ("global_aiohttp_", "uvicorn_", "wandb_", "mlflow_", "profiling_")
+    return key in IGNORED_TOP_LEVEL_KEYS or (key.startswith(prefixes) and key not in TOP_LEVEL_KEYS)
 
 
 def get_used_keys(implementation: str) -> frozenset[str]:
@@ -325,8 +321,6 @@ def validate_fields(
     """Return *values* as an instance of *model*, `None` if they are invalid.
 
     Args:
-        model: The pydantic model.
-        values: The values by field.
         root: The whole configuration, for the places of errors.
         path: The path of the mapping that has the keys of the fields.
         problems: Receives the errors.

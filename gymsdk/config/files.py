@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gymsdk.config import yaml
-from gymsdk.config.fields import HEADER_KEYS
+from gymsdk.config.fields import HEADER_KEYS, get_endpoint_keys, normalize_keys
 from gymsdk.config.model import (
     AGENTS,
     ENVIRONMENTS,
@@ -19,11 +19,9 @@ from gymsdk.config.model import (
     RESOURCES,
     SERVER_KINDS,
     UNSUPPORTED_MODEL_SERVERS,
-    normalize_keys,
 )
 from gymsdk.config.overrides import API_KEY_SETTING, BASE_URL_SETTING
 from gymsdk.config.resolve import expand_variables
-from gymsdk.config.servers import get_endpoint_keys
 from gymsdk.config.yaml import KeyPath, Place, Problems, YamlNode, format_key_path, get_child
 from gymsdk.errors import BadConfig, format_suggestion
 from gymsdk.http.tls import is_loopback
@@ -32,17 +30,11 @@ from gymsdk.models.options import INTERPOLATION_MARK, find_references
 PROTECTED_KEYS = ("token_file", "tls_certificate", "tls_key")
 """Settings that an untrusted file may add but not replace."""
 
-EXPOSING_SWITCHES = ("insecure", "use_absolute_ip")
-OFF_WORDS = frozenset({"", "0", "f", "false", "n", "no", "none", "off"})
-HOST_KEYS = ("host", "advertise_host")
-
 
 def check_untrusted_references(node: YamlNode, path: KeyPath, root: YamlNode, problems: Problems) -> None:
     """Report each text in an untrusted file that refers to more than that file's own values.
 
     Args:
-        node: The node to search.
-        path: The path of the node.
         root: The whole configuration, in which references are looked up.
         problems: Receives one error for each text.
     """
@@ -122,16 +114,21 @@ def _format_referrer(place: Place) -> str:
 
 def _find_exposing_settings(root: YamlNode) -> Iterator[tuple[KeyPath, YamlNode]]:
     """Yield every setting that opens the servers to other machines, or sends them to another machine's head."""
-    for key in EXPOSING_SWITCHES:
+    for key in ("insecure", "use_absolute_ip"):
         node = root.get(key)
-        if node is not None and str(node.value).strip().lower() not in OFF_WORDS:
+        is_off = node is None or str(node.value).strip().lower() in {"", "0", "f", "false", "n", "no", "none", "off"}
+        if node is not None and not is_off:
             yield (key,), node
     host_paths: list[KeyPath] = [("default_host",), ("advertise_host",), ("head_server", "host")]
     for name, server in root.children.items():
         for kind in SERVER_KINDS:
             node = server.get(kind)
             implementations = node.children if node is not None else {}
-            host_paths += [(name, kind, implementation, key) for implementation in implementations for key in HOST_KEYS]
+            host_paths += [
+                (name, kind, implementation, key)
+                for implementation in implementations
+                for key in ("host", "advertise_host")
+            ]
     for path in host_paths:
         node = root.get(*path)
         if node is not None and node.value not in (None, "") and not is_loopback(str(node.value)):
@@ -181,9 +178,6 @@ BUILTIN_PATH_PATTERN = re.compile(
     rf"(?:.*/)?(?P<kind>{RESOURCES}|{AGENTS}|{MODELS}|{ENVIRONMENTS})/(?P<name>[^/]+)/(?:configs/)?(?P<file>[^/]+)\.ya?ml"
 )
 """The path of one of NeMo Gym's configuration files, in any checkout."""
-
-REPOSITORY_FOLDERS = (*SERVER_KINDS, "benchmarks", "environments")
-"""The folders at the root of NeMo Gym's repository that have configuration files."""
 
 TRAINING_SUFFIX = "_for_training"
 
@@ -328,8 +322,9 @@ def is_readable_by_others(path: Path) -> bool:
 
 def _find_repository(folder: Path) -> list[Path]:
     """Return the root of NeMo Gym's repository or wheel that *folder* is in; its files include others by that root."""
+    with_files = {*SERVER_KINDS, "benchmarks", "environments"}
     above = [folder.resolve(), *folder.resolve().parents]
-    return [path.parent for path in above if path.name in REPOSITORY_FOLDERS][:1]
+    return [path.parent for path in above if path.name in with_files][:1]
 
 
 def _check_mapping(root: YamlNode) -> YamlNode:

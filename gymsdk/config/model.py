@@ -20,7 +20,7 @@ from pydantic import (
     SerializationInfo,
 )
 
-from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Place, YamlNode, map_values
+from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Place, map_values
 from gymsdk.errors import UsageError
 from gymsdk.http.tls import TextPath, Tls
 from gymsdk.settings import LIMITS, LOGGING, NETWORK, RAY, RUN, SECURITY, Flag
@@ -95,16 +95,6 @@ UNSUPPORTED_MODEL_SERVERS = {
     "genrm_model": "write vllm_model with the judge's base_url, and name it in the settings of the environment",
 }
 """NeMo Gym's model servers without an equivalent in gymsdk, and what to write instead."""
-
-KEY_ALIASES: dict[str, dict[str, str]] = {
-    "openai_model": {
-        "model_name": "openai_model",
-        "model": "openai_model",
-        "base_url": "openai_base_url",
-        "api_key": "openai_api_key",
-    },
-}
-"""Aliases of keys by model server; for all other model servers, `model_name` is an alias of `model`."""
 
 
 def _reject_bool(value: object) -> object:
@@ -590,23 +580,3 @@ def find_kind(implementation: str) -> ServerKind | None:
     if implementation in UNSUPPORTED_MODEL_SERVERS:
         return MODELS
     return next((kind for kind, known in IMPLEMENTATIONS.items() if implementation in known), None)
-
-
-def normalize_keys(root: YamlNode) -> YamlNode:
-    """Return *root* with aliases in model servers replaced by the real keys, so that later files override earlier."""
-    for name, server in root.children.items():
-        models = server.get(MODELS)
-        if models is None or not models.is_mapping:
-            continue
-        renamed = {
-            implementation: _rename_keys(implementation, node) for implementation, node in models.children.items()
-        }
-        root = root.with_key(name, server.with_key(MODELS, YamlNode({**renamed}, models.place)))
-    return root
-
-
-def _rename_keys(implementation: str, node: YamlNode) -> YamlNode:
-    if not node.is_mapping:
-        return node
-    aliases = KEY_ALIASES.get(implementation, {"model_name": "model"})
-    return YamlNode({aliases.get(key, key): child for key, child in node.children.items()}, node.place)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gymsdk.config import fields, yaml
-from gymsdk.config.model import SERVER_KINDS, find_kind, normalize_keys
+from gymsdk.config.model import SERVER_KINDS, find_kind
 from gymsdk.config.resolve import apply_inheritance
 from gymsdk.config.yaml import (
     COMMAND_LINE,
@@ -125,7 +125,7 @@ def _find_server_body(root: YamlNode, name: str, key: str) -> KeyPath:
 def _set_value(root: YamlNode, path: KeyPath, value: YamlNode) -> YamlNode:
     for key in reversed(path):
         value = YamlNode({key: value}, COMMAND_LINE)
-    return merge_nodes(root, normalize_keys(value))
+    return merge_nodes(root, fields.normalize_keys(value))
 
 
 def _delete(root: YamlNode, path: KeyPath, problems: Problems) -> YamlNode:

@@ -28,7 +28,6 @@ from gymsdk.config.model import (
     ServerConfig,
     ServerKind,
     find_kind,
-    normalize_keys,
 )
 from gymsdk.config.overrides import API_KEY_SETTING, Override, apply_environment, apply_overrides, parse_overrides
 from gymsdk.config.resolve import apply_inheritance, find_referenced_keys, iter_references, resolve_references
@@ -58,8 +57,6 @@ REQUIRED_REFERENCES: dict[ServerKind, tuple[tuple[str, ServerKind], ...]] = {
     ENVIRONMENTS: (("agent_server", AGENTS), ("resources_server", RESOURCES)),
 }
 """The references that servers of a kind need: the key, and the kind of the other server."""
-
-EMPTY_NODE = YamlNode({}, DEFAULT_PLACE)
 
 T = TypeVar("T")
 
@@ -118,7 +115,7 @@ def load_config_mapping(
         BadConfig: The configuration is invalid. The message has one line per error.
     """
     problems, home = Problems(), folder or get_working_folder()
-    handed_over = normalize_keys(build_node(_to_mapping(config), HANDED_OVER))
+    handed_over = fields.normalize_keys(build_node(_to_mapping(config), HANDED_OVER))
     parsed = parse_overrides(overrides, problems)
     entries = [*read_includes(handed_over, problems), *_list_included_files(parsed, problems)]
     files = _load_files(entries, home, problems, env_file=env_file, reads_env=reads_env)
@@ -312,7 +309,7 @@ def _load_files(
     layers = [*loader.load_files(entries)]
     if env_file is not None and reads_env:
         layers += loader.load_file(env_file)
-    named = reduce(merge_nodes, layers, EMPTY_NODE)
+    named = reduce(merge_nodes, layers, YamlNode({}, DEFAULT_PLACE))
     found_files = ENV_FILES if env_file is None and reads_env else ()
     found_layers = [layer for name in found_files for layer in loader.load_file(folder / name, untrusted=True)]
     problems.raise_if_any()

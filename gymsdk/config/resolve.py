@@ -26,19 +26,10 @@ from gymsdk.models.options import INTERPOLATION_MARK
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-MISSING_VALUE = "???"
 VARIABLE_PATTERN = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)\s*\}")
 REFERENCE_PATTERN = re.compile(r"\$\{\s*([A-Za-z_][\w-]*(?:\.[\w-]+)*)\s*\}")
 RESOLVER_PATTERN = re.compile(r"\$\{\s*([A-Za-z_][\w.]*):")
 ROOT_KEY_PATTERN = re.compile(r"\$\{([A-Za-z_]\w*)[.}\[]")
-BUILT_IN_RESOLVERS = "oc."
-"""The prefix of OmegaConf's own resolvers."""
-
-REFERENCE_ADVICE = "write ${key.of.another}, or ${oc.env:VARIABLE}"
-
-PROBE_VALUE = "gymsdk-probe"
-"""The value that temporarily replaces another one, to find the values that depend on it."""
-
 INHERIT_KEYS = ("_inherit_from", "_copy")
 INHERIT_PATTERN = re.compile(r"\$\{(inherit_from|copy):\s*([^}\s]+)\s*\}")
 
@@ -146,7 +137,6 @@ def resolve_references(root: YamlNode, problems: Problems, absent: tuple[str, ..
     """Return *root* with all `${…}` resolved; errors, including missing required values, go to *problems*.
 
     Args:
-        root: The configuration.
         problems: Receives the errors.
         absent: Top-level keys that may be absent; references to them resolve to null.
     """
@@ -238,7 +228,7 @@ class _Resolver:
         for (*parent_path, last), leaf in untrusted:
             parent = self._select(tuple(parent_path))
             key = int(last) if _is_list(parent) else last
-            parent[key] = PROBE_VALUE
+            parent[key] = "gymsdk-probe"
             for path in texts:
                 if path not in origins and self._try_resolve(path) != before[path]:
                     origins[path] = leaf.place
@@ -249,7 +239,7 @@ class _Resolver:
         """Give the texts the values that resolvers of the user compute, because these may compute with numbers."""
         for (*parent_path, last), leaf in self._root.walk():
             names = RESOLVER_PATTERN.findall(leaf.value) if isinstance(leaf.value, str) else ()
-            if all(name.startswith(BUILT_IN_RESOLVERS) for name in names):
+            if all(name.startswith("oc.") for name in names):
                 continue
             resolves, value = self._try_resolve((*parent_path, last))
             if resolves and not (isinstance(value, str) and INTERPOLATION_MARK in value):
@@ -303,7 +293,8 @@ class _Resolver:
             return f"set the environment variable {unset[0]}, or write ${{oc.env:{unset[0]},DEFAULT}}"
         if unknown := next((name for name in RESOLVER_PATTERN.findall(text) if not _is_resolver(name)), None):
             known = ("oc.env", "inherit_from", "copy")
-            return f"unknown resolver {unknown}:{format_suggestion(unknown, known, REFERENCE_ADVICE)}"
+            advice = "write ${key.of.another}, or ${oc.env:VARIABLE}"
+            return f"unknown resolver {unknown}:{format_suggestion(unknown, known, advice)}"
         for reference in REFERENCE_PATTERN.findall(text):
             if missing := self._find_missing_key(reference.split(".")):
                 return missing
@@ -349,7 +340,7 @@ def _is_list(value: object) -> bool:
 
 def _report_missing(root: YamlNode, problems: Problems) -> None:
     """Report all required values that are missing in one error, at the place of the first."""
-    missing = [(path, node.place) for path, node in root.walk() if node.value == MISSING_VALUE]
+    missing = [(path, node.place) for path, node in root.walk() if node.value == "???"]
     if not missing:
         return
     listed = ", ".join(f"{format_key_path(path)} ({place})" for path, place in missing)
@@ -371,7 +362,6 @@ def read_references(path: KeyPath, body: YamlNode, problems: Problems) -> dict[s
 
     Args:
         path: The name, kind and implementation of the server.
-        body: The settings of the server.
         problems: Receives an error for each invalid reference.
     """
     references = {}

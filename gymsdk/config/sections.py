@@ -51,23 +51,14 @@ from gymsdk.config.yaml import KeyPath, Place, Problems, YamlNode, format_key_pa
 from gymsdk.errors import format_suggestion
 from gymsdk.http.tls import Tls
 
-HEAD_SERVER_FIELDS = ("host", "port")
-
 M = TypeVar("M", bound=BaseModel)
 
 MIN_PORT, MAX_PORT = 1024, 65535
 """The default ends of the range of ports."""
 
-TOKEN_CAPTURE_IGNORED = frozenset(
-    {
-        "allow_unresolved_continuations",
-        "control_auth_token_env",
-        "delta_records",
-        "external_staging_backend",
-        "lineage_store",
-        "lineage_store_kwargs",
-        "sink_kwargs",
-    }
+TOKEN_CAPTURE_IGNORED = (
+    *("allow_unresolved_continuations", "control_auth_token_env", "delta_records", "external_staging_backend"),
+    *("lineage_store", "lineage_store_kwargs", "sink_kwargs"),
 )
 """The keys of NeMo Gym's `token_id_capture` that gymsdk ignores."""
 
@@ -104,7 +95,6 @@ def read_deployment(root: YamlNode, folder: Path, problems: Problems) -> Deploym
     """Return the deployment in *root* without its servers; errors go to *problems*.
 
     Args:
-        root: The resolved configuration.
         folder: The folder for relative paths.
         problems: Receives the errors.
     """
@@ -169,8 +159,8 @@ class _DeploymentReader:
             self._problems.add(node.place, "head_server must hold host and port, as in head_server: {port: 11000}")
             return None, DEFAULT_HEAD_PORT
         for key, child in node.children.items():
-            if key not in {*HEAD_SERVER_FIELDS, "num_workers"}:
-                hint = format_suggestion(key, HEAD_SERVER_FIELDS, "it has host and port")
+            if key not in {*_Head.model_fields, "num_workers"}:
+                hint = format_suggestion(key, _Head.model_fields, "it has host and port")
                 self._problems.add(child.place, f"head_server has no setting {key!r}{hint}")
         values = {"host": default_host, "port": DEFAULT_HEAD_PORT} | read_fields(node, _Head)
         head = self._validate(_Head, values, HEAD_SERVER_KEY)
@@ -244,8 +234,6 @@ class ServerReader:
     """Reads the servers in *root*; *ignored* collects NeMo Gym's keys that gymsdk ignores, with their places.
 
     Args:
-        root: The resolved configuration.
-        policy: The endpoint of the policy.
         folder: The folder for relative paths.
         problems: Receives the errors.
     """

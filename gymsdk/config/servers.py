@@ -16,9 +16,9 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 from gymsdk.config.fields import (
     GYMSDK_MODEL_KEYS,
     OVERFLOW_KEY,
-    RENAMED_KEYS,
     RENAMED_OPTIONS,
     TRANSLATED_KEYS,
+    get_endpoint_keys,
 )
 from gymsdk.config.model import ModelServerConfig, PolicyConfig
 from gymsdk.config.yaml import KeyPath, Place, Problems, Scalar, YamlNode, format_key_path, to_plain
@@ -28,19 +28,9 @@ from gymsdk.models.options import ENVIRONMENT_VARIABLES, validate_options
 from gymsdk.plugins import registry
 from gymsdk.responses import ReasoningFormat
 
-OPENAI_URL_PREFIX = "https://api.openai.com/"
-UNCHANGED_OPTIONS = GYMSDK_MODEL_KEYS - {"base_url", "api_key", "model"}
-"""The keys that are options of `gymsdk.model` under the same name."""
-
 BOOLEAN_WORDS = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
 }
 """The truth values of texts, which environment variables provide; YAML already parses those in files."""
 
@@ -51,15 +41,6 @@ JUDGE_PARAMS_KEY = "judge_responses_create_params"
 JUDGE_SETTING, JUDGE_OPTIONS_SETTING = "judge", "judge_options"
 """The settings of our environments for the model of a judge and the parameters of its requests."""
 
-JUDGED_ENVIRONMENTS = frozenset({"math"})
-"""Our environments that can use a judge."""
-
-
-def get_endpoint_keys(implementation: str) -> tuple[str, str, str]:
-    """Return the keys of base URL, API key and model in a model server of this *implementation*."""
-    keys = {option: key for key, option in RENAMED_KEYS.get(implementation, {}).items()}
-    return keys.get("base_url", "base_url"), keys.get("api_key", "api_key"), keys.get("model", "model")
-
 
 def read_model_server(
     implementation: str, node: YamlNode, policy: PolicyConfig, path: KeyPath, problems: Problems
@@ -67,10 +48,8 @@ def read_model_server(
     """Return the arguments of `gymsdk.model` for a model server, `None` after an error.
 
     Args:
-        implementation: The implementation of the server.
         node: The settings of the server.
         policy: The endpoint for a server that names none.
-        path: The path of the settings.
         problems: Receives the errors.
     """
     reader = _ModelServerReader(implementation, node, policy, path, problems)
@@ -148,7 +127,7 @@ class _ModelServerReader:
         options = self._build_endpoint(urls) | self._translate_options() | self._collect_options() | api
         if not is_openai:
             return ModelServerConfig(name=f"vllm/{name}", options=options)
-        if all(url.startswith(OPENAI_URL_PREFIX) for url in urls):
+        if all(url.startswith("https://api.openai.com/") for url in urls):
             return ModelServerConfig(name=f"openai/{name}", options=options)
         # Other servers are queried as NeMo Gym does, which needs no SDK.
         return ModelServerConfig(name=f"endpoint/{name}", options={"api": "responses"} | options)
@@ -200,7 +179,8 @@ class _ModelServerReader:
         for key, value in self._values.items():
             name = RENAMED_OPTIONS.get(key, key)
             has_effect = value not in ({}, False) or name == OVERFLOW_KEY
-            if key not in TRANSLATED_KEYS and name in UNCHANGED_OPTIONS and has_effect:
+            is_option = name in GYMSDK_MODEL_KEYS - {"base_url", "api_key", "model"}
+            if key not in TRANSLATED_KEYS and is_option and has_effect:
                 options[name] = self._read_headers(key, value) if name == "headers" else value
         return options
 
@@ -250,8 +230,6 @@ def translate_judge_settings(
     judge.
 
     Args:
-        environment: The name of our environment.
-        path: The path of the server's settings.
         settings: The settings, without references to other servers.
         models: The model server that each setting refers to.
         problems: Receives the errors, for example if a judge is required but not named.
@@ -259,7 +237,8 @@ def translate_judge_settings(
     Returns:
         The settings and the references to model servers, both under the keys of our environment.
     """
-    if environment not in JUDGED_ENVIRONMENTS:
+    # No other environment of ours can use a judge.
+    if environment != "math":
         return settings, dict(models)
     rest = settings.without(USE_JUDGE_KEY, JUDGE_SERVER_KEY, JUDGE_PARAMS_KEY)
     others = {key: name for key, name in models.items() if key != JUDGE_SERVER_KEY}

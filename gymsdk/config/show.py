@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any
 
-from gymsdk.config.fields import HEADER_KEYS
+from gymsdk.config.fields import HEADER_KEYS, get_endpoint_keys
 from gymsdk.config.model import MODELS, Deployment, ModelServerConfig, ServerConfig, Setting
-from gymsdk.config.servers import get_endpoint_keys
 from gymsdk.config.yaml import (
     DEFAULT_PLACE,
     KeyPath,
@@ -132,9 +131,6 @@ def _find_targets(text: str) -> Iterator[KeyPath]:
 
 REDACTED = "***"
 
-COMMENT_COLUMN = 48
-"""The column of the comment with the place of a setting; a longer value moves the comment to the right."""
-
 STARTER_TEMPLATE = """\
 # {name}, its agent and its policy. Serve them with: gymsdk serve --config FILE
 # Show where each setting comes from: gymsdk config --config FILE
@@ -189,8 +185,6 @@ def list_settings(root: YamlNode, deployment: Deployment, secrets: set[str], use
     """Return all settings of a deployment, including defaults, with secrets redacted.
 
     Args:
-        root: The resolved configuration.
-        deployment: The deployment.
         secrets: The texts to redact in all values.
         uses: The variables that values come from.
     """
@@ -252,7 +246,8 @@ def format_yaml_lines(deployment: Deployment) -> Iterator[str]:
         for depth in range(_count_shared_keys(previous, path), len(path) - 1):
             yield f"{'  ' * depth}{path[depth]}:"
         line = f"{'  ' * (len(path) - 1)}{path[-1]}: {_format_value(setting.value)}"
-        yield f"{line:<{COMMENT_COLUMN}}  # {setting.place}"
+        # A longer value moves the comment to the right.
+        yield f"{line:<48}  # {setting.place}"
         previous = path
 
 

@@ -276,7 +276,6 @@ def parse_yaml(text: str, source: str) -> YamlNode:
     """Parse the YAML document *text*.
 
     Args:
-        text: The document.
         source: The name of the file, for places.
 
     Raises:

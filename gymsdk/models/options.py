@@ -64,11 +64,6 @@ def _check_base_url(base_url: str) -> str:
     return base_url
 
 
-HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
-"""The characters of a header (RFC 9110, section 5)."""
-
-
 def _check_body_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in ("input", "messages", "stream", "tools"):
         if key in fields:
@@ -77,10 +72,11 @@ def _check_body_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_headers(headers: Mapping[str, SecretStr]) -> Mapping[str, SecretStr]:
+    # The characters of a header: RFC 9110, section 5.
     for name, value in headers.items():
-        if not HEADER_NAME.fullmatch(name):
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
             raise ValueError(f"{format_name(name)!r} is no name of a header")
-        if not HEADER_VALUE.fullmatch(value.get_secret_value()):
+        if not re.fullmatch(r"[^\x00-\x08\x0a-\x1f\x7f]*", value.get_secret_value()):
             raise ValueError(f"the value of {format_name(name)!r} has a character that no header may have")
     return headers
 
