@@ -58,9 +58,6 @@ class RootGroup(CommandGroup):
 
 app = create_group(RootGroup)
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""The errors of a file, or of standard output, for which the system has no room."""
-
 
 def _print_version(*, asked: bool) -> None:
     if asked:
@@ -119,7 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         typer.echo("Error: the working folder has been removed; change to another folder, as with: cd ~", err=True)
         code = 2
     except OSError as error:
-        if error.errno not in DISK_ERRORS:
+        # For a file, or for standard output, the system has no room.
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise
         place = "" if error.filename is None else f" {error.filename}"
         typer.echo(f"Error: cannot write{place}: {error.strerror}", err=True)

@@ -33,7 +33,6 @@ def build_model_config(
     """Return the policy's model from the options of the command, or `None` if they name none.
 
     Args:
-        name: The name of the model.
         options: The fields of `gymsdk.models.options.ModelOptions` that the command sets; `None` and empty values leave
             a field to its default.
         vllm_flags: The flags for the vLLM server to start, or `None` to start none.
@@ -66,7 +65,6 @@ def build_deployment(
     without the token in it.
 
     Args:
-        files: The configuration files.
         overrides: The `KEY=VALUE` overrides of the files.
         options: The fields of the deployment that the command sets; `None` leaves a field to the files. Those of `logs`
             are a mapping.
@@ -130,7 +128,6 @@ def list_warnings(deployment: Deployment, setting_pairs: Sequence[str]) -> list[
     """Return the warnings to print before serving.
 
     Args:
-        deployment: The deployment.
         setting_pairs: The values of `--set`.
     """
     from gymsdk.config.show import format_exposure_warning, is_secret
@@ -173,7 +170,6 @@ def serve_until_stopped(
     """Serve until a signal arrives.
 
     Args:
-        deployment: The deployment.
         announce: Prints the addresses once the servers are ready.
         separate: Whether each server runs in its own process.
         sockets: The sockets that the supervisor passes to this process.
@@ -301,12 +297,12 @@ async def _serve_separately(deployment: Deployment, announce: Announcer, program
 
     security = plan.get_security(deployment)
     deployment, sockets = await find_head(deployment, security)
-    blocks = plan_servers(deployment, deployment.environments)
+    planned = plan_servers(deployment, deployment.environments)
     # The processes receive all servers, so that they need not plan them again.
     deployment = deployment.model_copy(
-        update={"servers": blocks, "environments": {}, "supervisor": secrets.token_hex(8)}
+        update={"servers": planned, "environments": {}, "supervisor": secrets.token_hex(8)}
     )
-    local_servers = select_servers_here(blocks, deployment, security)
+    local_servers = select_servers_here(planned, deployment, security)
     prefix_lines = not (deployment.logs.takes_stderr and deployment.logs.format == "json")
     serve = serve_separately if deployment.workers is None else serve_with_workers
     async with (
@@ -315,5 +311,5 @@ async def _serve_separately(deployment: Deployment, announce: Announcer, program
         ) as running,
         run_programs(programs, deployment, running.head_url) as started,
     ):
-        await announce(running.head_url, (*running.services, *started), plan.find_policy_model(blocks), None, ())
+        await announce(running.head_url, (*running.services, *started), plan.find_policy_model(planned), None, ())
         await running.wait_for_end()

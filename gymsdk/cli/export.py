@@ -149,7 +149,6 @@ def _follow_run(run: Run, *, with_parent: bool) -> Callable[[], bool]:
     """Return a function that waits for new rollouts of *run*, and returns whether the run goes on.
 
     Args:
-        run: The run.
         with_parent: Whether the run ends with the parent process, which closes its end of the standard input then.
             Otherwise, it ends when its metrics are written. Ctrl-C and SIGTERM end the waiting in both cases.
     """

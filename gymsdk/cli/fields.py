@@ -18,7 +18,6 @@ from pydantic.fields import FieldInfo
 from gymsdk.settings import Flag
 
 M = TypeVar("M", bound=BaseModel)
-NO_DEFAULTS: Mapping[str, Mapping[str, Any]] = {}
 
 
 class Given(dict[str, Any], Generic[M]):
@@ -105,7 +104,9 @@ def take_models(function: Callable[..., None]) -> Callable[..., None]:
         trees: dict[str, dict[str, Any]] = {owner: {} for owner in models}
         for slot in slots:
             _store(trees[slot.owner], slot, values.pop(slot.name))
-        function(**values, **{owner: _build(trees[owner], *models[owner]) for owner in models})
+        for owner, (model, is_given) in models.items():
+            values[owner] = Given(trees[owner]) if is_given else model.model_validate(trees[owner])
+        function(**values)
 
     ordered = sorted(parameters.values(), key=lambda parameter: parameter.kind)
     # Typer reads the signature and the annotations of the function; `wraps` would lead it to those of *function*.
@@ -136,7 +137,7 @@ def _find_model(annotation: Any) -> tuple[type[BaseModel], bool] | None:
 
 def _choose_slots(model: type[BaseModel], owner: str, marks: Sequence[Any]) -> Iterator[Slot]:
     slots = {slot.path[-1]: slot for slot in iter_slots(model, owner)}
-    changed = next((mark for mark in marks if isinstance(mark, Changed)), NO_DEFAULTS)
+    changed = next((mark for mark in marks if isinstance(mark, Changed)), Changed())
     chosen: Sequence[str] = [*slots]
     for mark in marks:
         if isinstance(mark, Without):
@@ -154,10 +155,6 @@ def _store(tree: dict[str, Any], slot: Slot, value: Any) -> None:
     for key in slot.path[:-1]:
         tree = tree.setdefault(key, {})
     tree[slot.path[-1]] = value
-
-
-def _build(tree: dict[str, Any], model: type[BaseModel], is_given: bool) -> Any:
-    return Given(tree) if is_given else model.model_validate(tree)
 
 
 def _build_parameter(slot: Slot) -> inspect.Parameter:

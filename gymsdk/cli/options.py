@@ -52,7 +52,6 @@ def parse_settings(names: Sequence[str], pairs: Iterable[str]) -> dict[str, dict
     """Parse the values of `--set`, which are `KEY=VALUE` or, with several environments, `NAME.KEY=VALUE`.
 
     Args:
-        names: The environments.
         pairs: The values of `--set`.
 
     Returns:

@@ -139,6 +139,9 @@ def serve(
         gymsdk policy serve oracle --env math
         gymsdk policy serve random --latency 0.1-0.5 --errors 0.05
     """
+    from gymsdk.cli.process import Stopped, run_until_signal
+    from gymsdk.cli.progress import show_warnings
+
     faults = build_faults(**given, seed=rows.seed)
     if not endpoint.name.strip():
         raise UsageError("--name is empty; pass the name that clients send as `model`")
@@ -147,7 +150,13 @@ def serve(
     policy_options.check()
     address = endpoint.model_dump(include={"host", "port", "insecure"})
     served = endpoint.model_dump(exclude={*address}) | {"faults": faults}
-    _serve(policy_options, served, _Announcer(policy_options, endpoint.name, json=json), address)
+    announce = _Announcer(policy_options, endpoint.name, json=json)
+    try:
+        with show_warnings():
+            run_until_signal(_serve_policy(policy_options, served, announce, address))
+    except Stopped as stop:
+        # Ctrl-C is the regular way to stop a server, so the exit code is 0 once it has been ready.
+        raise typer.Exit(0 if announce.ready else stop.code) from None
 
 
 @asynccontextmanager
@@ -196,20 +205,6 @@ class _Announcer:
             f"     OPENAI_BASE_URL={url} ANTHROPIC_BASE_URL={url.removesuffix('/v1')}; any API key works\n"
             "Ready. Press Ctrl-C to stop."
         )
-
-
-def _serve(
-    policy_options: _PolicyOptions, endpoint: dict[str, Any], announce: _Announcer, address: dict[str, Any]
-) -> None:
-    from gymsdk.cli.process import Stopped, run_until_signal
-    from gymsdk.cli.progress import show_warnings
-
-    try:
-        with show_warnings():
-            run_until_signal(_serve_policy(policy_options, endpoint, announce, address))
-    except Stopped as stop:
-        # Ctrl-C is the regular way to stop a server, so the exit code is 0 once it has been ready.
-        raise typer.Exit(0 if announce.ready else stop.code) from None
 
 
 async def _serve_policy(

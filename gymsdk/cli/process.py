@@ -163,7 +163,6 @@ def run_until_signal(work: Coroutine[Any, Any, T], *, last_words: str = "", quie
     """Run *work* on a new event loop and return its result.
 
     Args:
-        work: The coroutine to run.
         last_words: Text to print before the process exits because *work* did not stop in time.
         quiet: Do not print that the command is stopping.
 
@@ -342,7 +341,6 @@ def _lock_folder(path: Path, *, wait: bool = False) -> int | None:
     """Lock the folder *path*, and return the descriptor that holds the lock.
 
     Args:
-        path: The folder.
         wait: Whether to wait while another process holds the lock.
 
     Returns:

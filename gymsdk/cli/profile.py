@@ -122,11 +122,11 @@ def _list_claimed_maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
 
 
 def _list_output_paths(folder: Path, *, plot: bool) -> Iterator[str]:
-    from gymsdk.cli.progress import is_nonempty_file
-    from gymsdk.rollouts.folder import FILES, PROFILE_FILES
+    from gymsdk.cli.progress import list_files
+    from gymsdk.rollouts.folder import PROFILE_FILES
 
     paths = [folder / name for name in PROFILE_FILES if plot or not name.endswith(".png")]
-    return (str(shorten_path(path)) for path in (*paths, *filter(is_nonempty_file, (folder / name for name in FILES))))
+    return (str(shorten_path(path)) for path in (*paths, *list_files(folder)))
 
 
 def _format_profile(profile: Profile) -> Iterator[str]:

@@ -21,7 +21,7 @@ from gymsdk.cli.process import Stopped, run_until_signal
 from gymsdk.config.show import redact_words
 from gymsdk.console import format_rows
 from gymsdk.errors import UsageError
-from gymsdk.rollouts.folder import RunFolder, RunProgress, create_dated_folder, remove_unused_folder
+from gymsdk.rollouts.folder import FILES, RunFolder, RunProgress, create_dated_folder, remove_unused_folder
 from gymsdk.rollouts.jobs import PlayedJob
 from gymsdk.rollouts.plan import describe_program
 from gymsdk.rollouts.run import Run, check, execute
@@ -65,7 +65,6 @@ def run_rollouts(
     """Play *run* and return its metrics. A signal stops the run, leaves its folder resumable and prints the command.
 
     Args:
-        run: The run.
         replicas: The deployment with the replicas on a Ray cluster that play the run; by default this process plays it.
         on_start: Called when the folder holds the run and before it begins.
     """
@@ -89,9 +88,7 @@ def check_run(run: Run, replicas: Deployment | None, address: str) -> None:
     """Check *run* before a Ray cluster and the replicas start for it; raises `UsageError` if it cannot be played.
 
     Args:
-        run: The run.
         replicas: The deployment with the replicas that play the run, or `None`.
-        address: The address of the cluster.
     """
     if replicas is not None:
         from gymsdk.cli.ray import check_local_room
@@ -138,9 +135,9 @@ def choose_folder(output: Path | None, names: Sequence[str], *, resume: bool) ->
         remove_unused_folder(folder)
 
 
-def is_nonempty_file(path: Path) -> bool:
-    """Return whether there is a file at *path* that holds something."""
-    return path.exists() and path.stat().st_size > 0
+def list_files(folder: Path) -> list[Path]:
+    """Return the files of the run in *folder* that hold something."""
+    return [path for name in FILES if (path := folder / name).exists() and path.stat().st_size]
 
 
 @contextmanager

@@ -73,7 +73,6 @@ def choose_cluster(deployment: Deployment, flag: str | None = None, *, has_files
     With configuration files that name no cluster, NeMo Gym starts one, which the code of environments may use.
 
     Args:
-        deployment: The deployment.
         flag: The address that the command line names.
         has_files: Whether the deployment comes from configuration files.
 
@@ -137,7 +136,6 @@ def check_local_room(deployment: Deployment, address: str | None = None) -> None
     """Raise `UsageError` if the replicas of *deployment* will not fit on the cluster that its address starts.
 
     Args:
-        deployment: The deployment.
         address: The address of the cluster, if it is not that of the deployment.
     """
     if deployment.replicas and (address or deployment.ray_address) == LOCAL:

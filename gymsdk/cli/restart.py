@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,8 +22,6 @@ POLL_SECONDS = 0.25
 
 STOP_SECONDS = 15.0
 """Seconds a server may take to stop, in addition to the time its sessions get."""
-
-HTTP_CONFLICT = 409
 
 
 class _NoSupervisor(GymsdkError):
@@ -161,7 +160,7 @@ async def _request_head(method: str, head: str, path: str) -> Any:
     value = parse_value(answer)
     if answer.ok and isinstance(value, dict):
         return value
-    if answer.status == HTTP_CONFLICT and isinstance(value, dict):
+    if answer.status == HTTPStatus.CONFLICT and isinstance(value, dict):
         raise _NoSupervisor(str(value.get("detail")))
     message = f"{client.get_host(head)} is not a gymsdk head: it answered HTTP {answer.status}"
     raise GymsdkError(f"{message}; pass the address of the head with --head")

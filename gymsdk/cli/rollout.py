@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gymsdk.types import Model, Row
 
 
-BLOCK_BYTES = 2**20
+CHUNK_BYTES = 2**20
 """How much of metrics.json is read and printed at a time."""
 
 
@@ -229,8 +229,7 @@ def _check_head_options(
 
 
 def _print(folder: Path, metrics: list[Row], *, plays_default: bool, json: bool) -> None:
-    from gymsdk.cli.progress import format_metrics_table, is_nonempty_file
-    from gymsdk.rollouts.folder import FILES
+    from gymsdk.cli.progress import format_metrics_table, list_files
 
     if json:
         for piece in _iter_json(folder):
@@ -239,7 +238,7 @@ def _print(folder: Path, metrics: list[Row], *, plays_default: bool, json: bool)
     echo(format_metrics_table(metrics))
     if plays_default:
         echo("scripted/oracle, the environment's own solution, has played; evaluate a model with --model")
-    for path in filter(is_nonempty_file, (folder / name for name in FILES)):
+    for path in list_files(folder):
         echo(shorten_path(path))
     failed = sum(sum(summary["failures"].values()) for summary in metrics)
     retry_hint = f"the same command with --output {shorten_path(folder)} --resume plays them again"
@@ -270,7 +269,7 @@ def _iter_json(folder: Path) -> Iterator[bytes]:
     # Without the line break at the end.
     remaining = metrics.stat().st_size - 1
     with metrics.open("rb") as file:
-        while block := file.read(min(BLOCK_BYTES, remaining)):
-            remaining -= len(block)
-            yield block.replace(b"\n", b"\n  ")
+        while chunk := file.read(min(CHUNK_BYTES, remaining)):
+            remaining -= len(chunk)
+            yield chunk.replace(b"\n", b"\n  ")
     yield b"\n}\n"

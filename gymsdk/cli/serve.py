@@ -120,7 +120,6 @@ async def build_curl_lines(environment: Environment, urls: Mapping[str, str], fo
     """Build curl commands that play and judge one task of *environment*.
 
     Args:
-        environment: The environment.
         urls: The URLs of the servers, by name.
         folder: Where to write the bodies that the commands send.
     """

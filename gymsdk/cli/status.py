@@ -30,8 +30,6 @@ PROBLEM_LABELS = {
 }
 """What each problem of a server means, for people. An exit is a problem of a process, which may run several servers."""
 
-CLEAR_SCREEN = "\x1b[H\x1b[2J"
-
 
 @take_models
 def status(
@@ -84,7 +82,8 @@ class _StatusPrinter:
 
         while True:
             if get_output().isatty() and not self._json:
-                echo(CLEAR_SCREEN, nl=False)
+                # Clears the screen.
+                echo("\x1b[H\x1b[2J", nl=False)
             try:
                 await self.print_once()
             except Failed as error:

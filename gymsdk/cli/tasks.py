@@ -89,8 +89,6 @@ def select_dataset(
     """Return the dataset that the options of a command name.
 
     Args:
-        files: The configuration files.
-        name: The name of the dataset.
         others: Options that choose rows in another way, by option.
         played: Whether the command names the model, so that the configuration may omit it.
 
@@ -281,7 +279,10 @@ def _validate_file(path: Path, names: list[str], settings: list[str], *, json: b
     from gymsdk.plugins import registry
     from gymsdk.rollouts.tasks import check_file
 
-    parsed = options.parse_settings(names, settings) if names or not settings else _parse_unprefixed_settings(settings)
+    if settings and not names:
+        name = format_name(settings[0].partition("=")[0])
+        raise UsageError(f"--set {name}: name the environment of the setting, as in `gymsdk tasks NAME --set …`")
+    parsed = options.parse_settings(names, settings)
 
     @cache
     def environment_of(name: str) -> Environment | GymsdkError:
@@ -292,8 +293,6 @@ def _validate_file(path: Path, names: list[str], settings: list[str], *, json: b
 
     report = check_file(path, environment_of, default=names[0] if len(names) == 1 else None)
     _print_errors(path, report, json=json)
-    if report.bad:
-        raise typer.Exit(1)
 
 
 def _check_dataset(files: list[str], name: str | None, others: dict[str, object], *, json: bool) -> None:
@@ -304,27 +303,24 @@ def _check_dataset(files: list[str], name: str | None, others: dict[str, object]
     environment = registry.load(chosen.environment, **chosen.settings)
     report = check_file(chosen.path, lambda _: environment, default=chosen.environment)
     _print_errors(chosen.path, report, json=json)
-    if report.bad:
-        raise typer.Exit(1)
-
-
-def _parse_unprefixed_settings(settings: list[str]) -> dict[str, dict[str, object]]:
-    name = format_name(settings[0].partition("=")[0])
-    raise UsageError(f"--set {name}: name the environment of the setting, as in `gymsdk tasks NAME --set …`")
 
 
 def _print_errors(path: Path, report: FileCheck, *, json: bool) -> None:
+    """Print the report on the rows of the file *path*; the command fails if one is not valid."""
     if json:
         bad = [{"line": number, "reason": reason} for number, reason in report.bad]
-        document = {
-            "file": str(shorten_path(path)),
-            "good": report.good.total(),
-            "bad": bad,
-            "environments": dict(report.good),
-        }
-        print_json(document)
-        return
-    for number, reason in report.bad:
-        echo(f"{shorten_path(path)}:{number}: {reason}")
-    by_name = "".join(f", {count:,} of {name}" for name, count in report.good.items())
-    echo(f"{report.good.total():,} rows are valid{by_name}; {len(report.bad):,} are not")
+        print_json(
+            {
+                "file": str(shorten_path(path)),
+                "good": report.good.total(),
+                "bad": bad,
+                "environments": dict(report.good),
+            }
+        )
+    else:
+        for number, reason in report.bad:
+            echo(f"{shorten_path(path)}:{number}: {reason}")
+        by_name = "".join(f", {count:,} of {name}" for name, count in report.good.items())
+        echo(f"{report.good.total():,} rows are valid{by_name}; {len(report.bad):,} are not")
+    if report.bad:
+        raise typer.Exit(1)

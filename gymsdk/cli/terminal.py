@@ -19,7 +19,6 @@ class PrintingModel:
     """A model that prints both sides of the conversation while it plays.
 
     Args:
-        model: The model that plays.
         to_stderr: Print to standard error instead of standard output.
     """
 
