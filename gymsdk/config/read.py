@@ -326,7 +326,8 @@ def _build_deployment(root: YamlNode, folder: Path, problems: Problems, *, playe
     notes += _warn_of_readable_key(root, folder)
     problems.secrets |= show.find_secrets(root)
     settings_root, ignored = _remove_unknown_keys(root, problems)
-    uses = show.VariableUses(settings_root)
+    # With the keys that gymsdk does not use: a variable is secret, too, if a secret of another program comes from it.
+    uses = show.VariableUses(root)
     _check_references_before_resolving(settings_root, problems)
     settings_root = _resolve(settings_root, problems)
     settings_root = _replace_policy(settings_root) if played else settings_root

@@ -14,6 +14,7 @@ from gymsdk.config.show import is_secret
 
 SERVERS = """
 shared: {place: '${oc.env:PLACE}', token: '${oc.env:PLACE_OF_TOKEN}', url: '${oc.env:STORE_URL}', name: '${.place}'}
+wandb_api_key: ${oc.env:WITH_WANDB}
 policy_base_url: http://127.0.0.1:1/v1
 policy_api_key: ${oc.env:POLICY,none}
 policy_model_name: ${oc.env:MODEL_OF_IT}
@@ -37,6 +38,7 @@ policy_model:
         composed: ${oc.env:${oc.env:NAME_OF_IT}}
         default: ${oc.env:UNSET,${policy_api_key}}
         both: ${oc.env:BOTH}
+        with_wandb: ${oc.env:WITH_WANDB}
         secret_mapping: {deep: '${oc.env:BOTH}'}
         of_function: ${oc.env:CHAINED}
         my_password: ${oc.select:policy_model.responses_api_models.openai_model.extra_body.of_function}
@@ -73,7 +75,9 @@ def test_values_that_are_not_secret_are_shown(key: str) -> None:
 
 def test_values_from_variables_are_redacted_if_they_are_secret(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {
-        **dict.fromkeys(("PLACE_OF_TOKEN", "POLICY", "DB_PASSWORD", "COMPOSED", "BOTH", "CHAINED"), "hush"),
+        **dict.fromkeys(
+            ("PLACE_OF_TOKEN", "POLICY", "DB_PASSWORD", "COMPOSED", "BOTH", "CHAINED", "WITH_WANDB"), "hush"
+        ),
         "PLACE": "oslo",
         "MODEL_OF_IT": "m-7",
         "NAME_OF_IT": "COMPOSED",
@@ -95,7 +99,7 @@ def test_values_from_variables_are_redacted_if_they_are_secret(write: Write, mon
         f"{body}.relative": "oslo",
     }
     assert {name: settings[name] for name in shown} == shown
-    hidden = ("both", "of_function", "by_name", "composed", "default", "inner.spot", "inner.url")
+    hidden = ("both", "with_wandb", "of_function", "by_name", "composed", "default", "inner.spot", "inner.url")
     assert {settings[f"{body}.{name}"] for name in hidden} | {settings["default_host"]} == {"***"}
 
 
