@@ -65,7 +65,9 @@ class Slow:
 
     def __init__(self, first) -> None:
         self.first = first
+        self.is_asked = asyncio.Event()
 
     async def respond(self, request, *, episode=None):
         first, self.first = self.first, None
+        self.is_asked.set()
         return first or await asyncio.Event().wait()

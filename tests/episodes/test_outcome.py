@@ -170,8 +170,9 @@ async def test_a_close_that_fails_does_not_change_the_verdict(policy, task, capl
 
 
 async def test_a_cancelled_episode_is_closed_and_stays_cancelled(notebook, task):
-    playing = asyncio.ensure_future(play(Environment("notebook", notebook), Slow(None), task))
-    await asyncio.sleep(0.05)
+    policy = Slow(None)
+    playing = asyncio.ensure_future(play(Environment("notebook", notebook), policy, task))
+    await policy.is_asked.wait()
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await playing
