@@ -16,7 +16,7 @@ Condition: TypeAlias = tuple[str, Sequence[Any]]
 MAX_GROUPS = 1000
 """The largest number of groups."""
 
-MAX_FACET_VALUES = 50
+MAX_COUNTED_VALUES = 50
 """The number of values up to which the values of a field are counted beside a list of rollouts."""
 
 GROUPED = (*(name for name in COLUMN_KINDS if name != "id"), "tool", "tag", "note")
@@ -88,10 +88,13 @@ def count_values(connection: sqlite3.Connection, condition: Condition) -> list[d
     """Return the fields with few values, each with the numbers and mean rewards of the rollouts of each value."""
     counted = []
     for name in list_fields(connection):
-        if name == "note" or len(_list_first_values(connection, name)) > MAX_FACET_VALUES:
+        if name == "note" or len(_list_first_values(connection, name)) > MAX_COUNTED_VALUES:
             continue
         groups = group(connection, name, (f"f.rollout IS NOT NULL AND ({condition[0]})", condition[1]))
-        values = [{"value": each["value"], "count": each["rollouts"], "mean": each["mean"]} for each in groups]
+        values = [
+            {"value": counted_value["value"], "count": counted_value["rollouts"], "mean": counted_value["mean"]}
+            for counted_value in groups
+        ]
         if values:
             counted.append({"name": name, "values": values})
     return counted
@@ -116,7 +119,7 @@ def _list_first_values(connection: sqlite3.Connection, name: str) -> list[str]:
         " UNION ALL SELECT (SELECT min(text) FROM field WHERE name = :name AND text > texts.text)"
         " FROM texts WHERE text IS NOT NULL)"
         " SELECT text FROM texts WHERE text IS NOT NULL LIMIT :limit",
-        {"name": name, "limit": MAX_FACET_VALUES + 1},
+        {"name": name, "limit": MAX_COUNTED_VALUES + 1},
     )
     return [text for (text,) in rows]
 

@@ -44,7 +44,7 @@ MAX_KEPT_SEARCHES = 16
 
 HISTOGRAM_BINS = 20
 
-MAX_FACET_VALUES = 50
+MAX_LISTED_VALUES = 50
 """The number of values of a facet that are listed."""
 
 UNFINISHED_SECONDS = 10.0
@@ -187,7 +187,7 @@ class RunQueries:
             {"value": name, "count": count}
             for name, count in self._connection.execute(
                 "SELECT t.name, count(*) FROM tool t JOIN rollout r ON r.id = t.rollout"  # noqa: S608
-                f" WHERE {condition} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {MAX_FACET_VALUES}",
+                f" WHERE {condition} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {MAX_LISTED_VALUES}",
                 values,
             )
         ]
@@ -241,7 +241,7 @@ class RunQueries:
 
     def list_figure_values(self, rollouts: Sequence[int], names: Sequence[str]) -> dict[int, dict[str, float]]:
         """Return the figures *names* of each of some rollouts, given by their ids."""
-        marks = [", ".join("?" * len(each)) for each in (rollouts, names)]
+        marks = [", ".join("?" * len(values)) for values in (rollouts, names)]
         found: dict[int, dict[str, float]] = {}
         for rollout, name, value in self._connection.execute(
             f"SELECT rollout, name, value FROM figure WHERE rollout IN ({marks[0]}) AND name IN ({marks[1]})",  # noqa: S608
@@ -273,7 +273,7 @@ class RunQueries:
             )
             group["rollouts"].append({"id": rollout, "repeat": repeat, "reward": reward})
         for group in groups.values():
-            rewards = [each["reward"] for each in group["rollouts"] if each["reward"] is not None]
+            rewards = [rollout["reward"] for rollout in group["rollouts"] if rollout["reward"] is not None]
             group["scored"] = len(rewards)
             group["mean"] = fmean(rewards) if rewards else None
             group["spread"] = pstdev(rewards) if rewards else None
@@ -507,8 +507,8 @@ def _build_pattern(wanted: str, *, ignore_case: bool = False) -> re.Pattern[byte
 
 def _list_counts(counts: Counter[str]) -> list[dict[str, Any]]:
     """Return the most frequent values with their counts, equally frequent ones in alphabetical order."""
-    found = sorted(((value, count) for value, count in counts.items() if value), key=lambda each: (-each[1], each[0]))
-    return [{"value": value, "count": count} for value, count in found[:MAX_FACET_VALUES]]
+    found = sorted(((value, count) for value, count in counts.items() if value), key=lambda pair: (-pair[1], pair[0]))
+    return [{"value": value, "count": count} for value, count in found[:MAX_LISTED_VALUES]]
 
 
 def _take(values: Iterable[int], most: int) -> Iterator[int]:

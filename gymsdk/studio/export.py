@@ -20,8 +20,9 @@ from gymsdk import jsonl, line
 from gymsdk.errors import UsageError
 from gymsdk.runs.compare import compare, to_json
 from gymsdk.runs.filters import Filter, describe_grammar
+from gymsdk.runs.groups import MAX_COUNTED_VALUES
 from gymsdk.runs.lenses import LENSES
-from gymsdk.runs.queries import RunQueries
+from gymsdk.runs.queries import MAX_LISTED_VALUES, RunQueries
 from gymsdk.runs.records import list_verdict_names
 from gymsdk.studio.app import STATIC, describe_lenses, describe_run
 from gymsdk.studio.library import Library, OpenRun
@@ -119,7 +120,8 @@ def _build_chunks(runs: Sequence[OpenRun], choice: ExportChoice, max_bytes: int 
         yield f"rows-{number}", rows
         described.append(_describe(run, len(rows)) | {"rows_chunk": f"rows-{number}", "chunks": names})
     yield "runs", described
-    yield "grammar", describe_grammar()
+    limits = {"max_counted_values": MAX_COUNTED_VALUES, "max_listed_values": MAX_LISTED_VALUES}
+    yield "grammar", describe_grammar() | limits
     # In both orders: a page may compare either run with the other.
     comparisons = {
         jsonl.dump_json([first.key, second.key]).decode(): to_json(compare(first.index, second.index))

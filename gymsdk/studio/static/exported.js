@@ -85,16 +85,14 @@ function sortRows(rows, sort, descending, grammar) {
 
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
-function countValues(rows, getValues) {
+function countValues(rows, getValues, most) {
   const counts = new Map();
   for (const row of rows) for (const value of getValues(row)) if (value !== null && value !== "" && value !== undefined) counts.set(value, (counts.get(value) || 0) + 1);
-  return [...counts].map(([value, count]) => ({ value, count })).sort((one, other) => other.count - one.count || compareValues(one.value, other.value)).slice(0, 50);
+  return [...counts].map(([value, count]) => ({ value, count })).sort((one, other) => other.count - one.count || compareValues(one.value, other.value)).slice(0, most);
 }
 
-const MAX_FACET_VALUES = 50;
-
 // As with a server, the values in the whole run decide whether a field is counted, not those of the chosen rollouts.
-function listCountedFields(rows) {
+function listCountedFields(rows, most) {
   const texts = new Map();
   for (const row of rows) {
     for (const [name, values] of Object.entries(row.fields)) {
@@ -102,7 +100,7 @@ function listCountedFields(rows) {
       for (const [value] of values) texts.get(name).add(value);
     }
   }
-  return new Set([...texts].filter(([name, values]) => name !== "note" && values.size <= MAX_FACET_VALUES).map(([name]) => name));
+  return new Set([...texts].filter(([name, values]) => name !== "note" && values.size <= most).map(([name]) => name));
 }
 
 function countFields(rows, names) {
@@ -223,9 +221,9 @@ async function answer(path, parameters) {
       return { total: rows.length, offset, rows: sortRows(rows, parameters.sort || "id", parameters.desc === "1", grammar).slice(offset, offset + limit) };
     case "facets":
       return {
-        ...Object.fromEntries(["environment", "outcome", "ended", "failure"].map((name) => [name, countValues(rows, (row) => [row[name]])])),
-        tool: countValues(rows, (row) => Object.keys(row.tools)),
-        fields: countFields(rows, listCountedFields(run.rows)),
+        ...Object.fromEntries(["environment", "outcome", "ended", "failure"].map((name) => [name, countValues(rows, (row) => [row[name]], grammar.max_listed_values)])),
+        tool: countValues(rows, (row) => Object.keys(row.tools), grammar.max_listed_values),
+        fields: countFields(rows, listCountedFields(run.rows, grammar.max_counted_values)),
         reward: buildHistogram(rows, run.info.reward_edges),
         figures: run.info.figures,
       };
