@@ -312,7 +312,11 @@ class StoredRollout:
             kind, stage, message = (
                 str(self.line.get(FAILURE_PREFIX + name) or "") for name in ("class", "stage", "message")
             )
-            return kind, stage, message
+            if kind:
+                return kind, stage, message
+            # An empty class counts as `unknown`, as in the metrics.
+            absent = self.find_no_reward()
+            return absent.kind if absent is not None else "", stage, message
         absent = self.find_no_reward()
         return ("", "", "") if absent is None else (absent.kind, absent.stage, absent.message)
 

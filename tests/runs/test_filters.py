@@ -125,9 +125,14 @@ def list_expected(run_specs: Sequence[Spec]) -> list[Spec]:
         {name: spec[name] for name in ("environment", "reward", "ended", "tokens", "seconds", "answer")}
         | {"id": place, "task": number // 2, "repeat": number % 2, "prompt": " ".join(spec["prompt"].split())}
         | {"outcome": "failed" if spec["reward"] is None else "scored", "turns": 1, "tool_calls": len(spec["tools"])}
-        | {"failure": spec["failure"] if spec["reward"] is None else ""}
+        | {"failure": (spec["failure"] or "unknown") if spec["reward"] is None else ""}
         | {"message": spec["prompt"] if spec["reward"] is None else ""}
-        | {f"figure:{name}": value for name, value in spec["figures"].items()}
+        # A rollout without a reward has no parts of it, whatever its line says.
+        | {
+            f"figure:{name}": value
+            for name, value in spec["figures"].items()
+            if spec["reward"] is not None or not name.startswith("part/")
+        }
         | {f"row:{name}": values for name, values in spec["fields"].items()}
         | {"tool": list(spec["tools"]), "tool_error": [name for name, fails in spec["tools"].items() if fails]}
         for place, (number, spec) in enumerate(ordered, 1)
