@@ -26,7 +26,7 @@ COARSE_TICK_SECONDS = 2.0
 """The same for a file system that stores whole seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FileState:
     """How far a file of the run is indexed, and the status of the file at that time.
 
@@ -98,10 +98,12 @@ class FileState:
         is_trusted = is_settled(stat)
         return self.observe(stat, is_trusted=is_trusted) if Verification(self).advance(file) else None
 
-    def add_bad_line(self, number: int, message: str, most: int) -> FileState:
-        """Return this state with one more bad line; the numbers of the first *most* lines are kept."""
-        numbers = f"{self.bad_lines},{number}".strip(",") if self.bad < most else self.bad_lines
-        return replace(self, bad=self.bad + 1, bad_message=self.bad_message or message, bad_lines=numbers)
+    def add_bad_line(self, number: int, message: str, most: int) -> None:
+        """Count one more bad line; the numbers of the first *most* lines are kept."""
+        if self.bad < most:
+            self.bad_lines = f"{self.bad_lines},{number}".strip(",")
+        self.bad += 1
+        self.bad_message = self.bad_message or message
 
     def _has_times(self, stat: os.stat_result) -> bool:
         times = (stat.st_mtime_ns, stat.st_ctime_ns)

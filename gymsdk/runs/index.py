@@ -301,6 +301,8 @@ class RunIndex:
         """Index complete lines after the state's offset for a short time; return whether there are any."""
         until = time.monotonic() + COMMIT_SECONDS
         started = state.offset
+        # Changed in place: a new state for each line would take 7 % of the pass.
+        state = replace(state)
         # A viewer that follows a run parses each new line once for both passes.
         batch = Batch(connection, with_texts=started > 0 and are_texts_indexed(connection))
         file.seek(started)
@@ -308,9 +310,9 @@ class RunIndex:
             if not data.endswith(b"\n"):
                 # The run is writing this line.
                 break
-            state = self._index_line(batch, data, number, state)
+            self._index_line(batch, data, number, state)
             if time.monotonic() > until:
-                state = replace(state, size=state.offset)
+                state.size = state.offset
                 break
         batch.write()
         write_state(connection, number, sign(file.fileno(), state))
@@ -319,30 +321,29 @@ class RunIndex:
         count_change(connection)
         return True
 
-    def _index_line(self, batch: Batch, data: bytes, number: int, state: FileState) -> FileState:
-        """Add the record of a line to *batch*, and return the state after it."""
-        digest = extend_digest(state.digest, data)
-        after = replace(state, offset=state.offset + len(data), lines=state.lines + 1, digest=digest)
+    def _index_line(self, batch: Batch, data: bytes, number: int, state: FileState) -> None:
+        """Add the record of a line to *batch*, and advance *state* to the end of the line."""
+        index, offset = state.lines, state.offset
+        state.digest = extend_digest(state.digest, data)
+        state.offset += len(data)
+        state.lines += 1
         if not data.strip():
-            return after
-        where = f"{self.source.files[number].name}:{after.lines}"
+            return
+        where = f"{self.source.files[number].name}:{state.lines}"
         try:
-            stored = line.parse(data, number=state.lines, where=where, is_failure=number == FAILURES, exact=False)
+            stored = line.parse(data, number=index, where=where, is_failure=number == FAILURES, exact=False)
             _check_depth(data, stored.line)
             record = parse_record(stored)
-            batch.add(record, stored, (number, state.offset, len(data)))
+            batch.add(record, stored, (number, offset, len(data)))
         except GymsdkError as error:
-            return after.add_bad_line(after.lines, str(error), MAX_NAMED_LINES)
+            state.add_bad_line(state.lines, str(error), MAX_NAMED_LINES)
+            return
         except Exception as error:  # noqa: BLE001  # another program may have written anything into the file
-            message = f"{where}: {str(error) or type(error).__name__}"
-            return after.add_bad_line(after.lines, message, MAX_NAMED_LINES)
-        has_reward = record.reward is not None
-        return replace(
-            after,
-            rollouts=state.rollouts + 1,
-            scored=state.scored + has_reward,
-            earned=state.earned + (record.reward or 0.0),
-        )
+            state.add_bad_line(state.lines, f"{where}: {str(error) or type(error).__name__}", MAX_NAMED_LINES)
+            return
+        state.rollouts += 1
+        state.scored += record.reward is not None
+        state.earned += record.reward or 0.0
 
     def _verify_file(self, connection: sqlite3.Connection, number: int, deadline: float | None) -> bool:
         """Hash the indexed part of a large file until *deadline*; return whether nothing is left to hash."""
@@ -411,8 +412,7 @@ class RunIndex:
         """Return the rows as sent, and *state* with the lines that are no rows."""
 
         def add_bad_line(number: int, error: Exception) -> None:
-            nonlocal state
-            state = state.add_bad_line(number, str(error), MAX_NAMED_LINES)
+            state.add_bad_line(number, str(error), MAX_NAMED_LINES)
 
         rows = InputIndex(self.source.inputs, open_file=open_regular, parse=_parse_input, on_error=add_bad_line)
         # Without a file that can be read, no row is known.

@@ -101,7 +101,7 @@ def parse_record(stored: StoredRollout) -> Record:
     """
     if not (stored.is_failure or "response" in stored.line or "reward" in stored.line):
         raise ValueError("it has neither a `response` nor a `reward`")
-    timing, output, reward = stored.timing, stored.output, stored.reward
+    timing, opening, output, reward = stored.timing, stored.opening, stored.output, stored.reward
     tools = _count_tools(output)
     verdict = {name: stored.line[name] for name in list_verdict_names(stored)}
     total, model_milliseconds = timing.get("total"), stored.stages.get("model")
@@ -120,8 +120,8 @@ def parse_record(stored: StoredRollout) -> Record:
         started=timing.get("started"),
         answer=_get_answer(verdict, GIVEN_ANSWER_FIELDS if stored.verdict_names is None else ANSWER_FIELDS),
         failure=("", "", "") if reward is not None else stored.failure,
-        prompt=get_prompt(stored)[:PROMPT_CHARS],
-        flags=_get_flags(stored, output),
+        prompt=get_prompt(opening)[:PROMPT_CHARS],
+        flags=_get_flags(stored, opening, output),
         figures=_select_figures(stored, verdict, is_scored=reward is not None),
         tools=tools,
         digest=stored.digest,
@@ -138,9 +138,9 @@ def get_text(content: object) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def get_prompt(stored: StoredRollout) -> str:
-    """Return the text of the last message before the policy's first turn, on one line."""
-    texts = (get_text(item.get("content")) for item in reversed(stored.opening))
+def get_prompt(opening: Sequence[Item]) -> str:
+    """Return the text of the last message in *opening*, the items before the policy's first turn, on one line."""
+    texts = (get_text(item.get("content")) for item in reversed(opening))
     return " ".join(next((text for text in texts if text.strip()), "").split())
 
 
@@ -193,9 +193,9 @@ def _list_fields(stored: StoredRollout) -> list[Field]:
     Of a line of another program, the fields of the verdict may be among them.
     """
     fields: list[Field] = []
-    verdict = stored.verdict_names or ()
+    others = HOST_FIELDS.union(stored.verdict_names or ())
     for key, value in stored.line.items():
-        if key in HOST_FIELDS or key in verdict or key.startswith("_ng_"):
+        if key in others or key.startswith("_ng_"):
             continue
         if isinstance(value, dict):
             for name, member in value.items():
@@ -237,14 +237,14 @@ def _get_tokens(stored: StoredRollout) -> int | None:
     return total if isinstance(total, int) and total > 0 else None
 
 
-def _get_flags(stored: StoredRollout, output: Sequence[Item]) -> int:
+def _get_flags(stored: StoredRollout, opening: Sequence[Item], output: Sequence[Item]) -> int:
     flags = GRADER_TIMEOUT if stored.line.get("grader_timeout") else 0
     for item in output:
         if item.get("type") == "reasoning":
             flags |= REASONING
         if item.get("generation_token_ids"):
             flags |= TOKEN_IDS
-    return flags | (IMAGES if any(_has_image(item) for item in (*stored.opening, *output)) else 0)
+    return flags | (IMAGES if any(_has_image(item) for item in (*opening, *output)) else 0)
 
 
 def _has_image(item: Item) -> bool:
