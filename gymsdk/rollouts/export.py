@@ -74,19 +74,23 @@ def export_sft(rollouts: Iterable[StoredRollout], selection: Selection, report: 
     """
     seen: set[bytes] = set()
     for conversations in _group_by_task(rollouts, selection, report):
-        accepted = [each for each in conversations if selection.accepts_reward(each.reward)]
+        accepted = [conversation for conversation in conversations if selection.accepts_reward(conversation.reward)]
         report.left_out[LOW_REWARD] += len(conversations) - len(accepted)
         written = 0
-        for each in sorted(accepted, key=lambda conversation: -conversation.reward):
-            if each.key in seen:
+        for conversation in sorted(accepted, key=lambda conversation: -conversation.reward):
+            if conversation.key in seen:
                 report.left_out[DUPLICATE] += 1
             elif written == selection.best:
                 report.left_out[NOT_CHOSEN] += 1
             else:
-                seen.add(each.key)
+                seen.add(conversation.key)
                 written += 1
                 report.written += 1
-                yield {"messages": each.messages, "tools": _dump_tools(each), "reward": each.reward}
+                yield {
+                    "messages": conversation.messages,
+                    "tools": _dump_tools(conversation),
+                    "reward": conversation.reward,
+                }
 
 
 def export_dpo(rollouts: Iterable[StoredRollout], selection: Selection, report: ExportReport) -> Iterator[Row]:
@@ -100,7 +104,10 @@ def export_dpo(rollouts: Iterable[StoredRollout], selection: Selection, report: 
         report: Counts the rollouts.
     """
     for conversations in _group_by_task(rollouts, selection, report):
-        ranked = sorted({each.key: each for each in conversations}.values(), key=lambda each: -each.reward)
+        ranked = sorted(
+            {conversation.key: conversation for conversation in conversations}.values(),
+            key=lambda conversation: -conversation.reward,
+        )
         report.left_out[DUPLICATE] += len(conversations) - len(ranked)
         used = 0
         for chosen, rejected in list(zip(ranked, reversed(ranked), strict=True))[

@@ -295,11 +295,17 @@ def digest_distributions(name: str) -> dict[str, str]:
     if entry is None or home is None:
         return {}
     # What an extra requires is not for grading: a newer pytest must not stop a run.
-    needed = [each for each in home.requires or () if not _EXTRA.search(each)]
-    names = dict.fromkeys(match[1] for each in needed if (match := _REQUIREMENT_NAME.match(each)))
-    required = {each: _find_distribution(each) for each in names if each != entry.distribution}
+    needed = [requirement for requirement in home.requires or () if not _EXTRA.search(requirement)]
+    names = dict.fromkeys(match[1] for requirement in needed if (match := _REQUIREMENT_NAME.match(requirement)))
+    required = {
+        required_name: _find_distribution(required_name)
+        for required_name in names
+        if required_name != entry.distribution
+    }
     return {entry.distribution: _digest_record(home)} | {
-        each: f"{found.version} {_digest_record(found)}" for each, found in required.items() if found is not None
+        required_name: f"{found.version} {_digest_record(found)}"
+        for required_name, found in required.items()
+        if found is not None
     }
 
 
@@ -338,7 +344,7 @@ def read_variable_names(name: str, plugin: object) -> list[str]:
     if listed is os.environ:
         # `from os import environ` is not a declaration.
         return []
-    if not isinstance(listed, (list, tuple)) or not all(isinstance(each, str) and each for each in listed):
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(variable, str) and variable for variable in listed):
         raise BrokenEnvironment(
             f'environment {name!r}: `environ` must be a list of names of variables, as in environ = ["GRADER_MODE"],'
             f" got {type(listed).__name__}"
@@ -356,8 +362,8 @@ def _hash_variable(variable: str, key: str) -> str | None:
 
 def drop_unknown_parts(stored: Mapping[str, Row], requested: Mapping[str, Row]) -> dict[str, Row]:
     """Return *requested* without the parts that no environment in *stored*, the run of an earlier version, has."""
-    missing = {name: [part for part in ADDED_PARTS if part not in each] for name, each in stored.items()}
-    return {name: _omit(each, missing.get(name, ADDED_PARTS)) for name, each in requested.items()}
+    missing = {name: [part for part in ADDED_PARTS if part not in described] for name, described in stored.items()}
+    return {name: _omit(described, missing.get(name, ADDED_PARTS)) for name, described in requested.items()}
 
 
 def _omit(fields: Row, names: Container[str]) -> Row:

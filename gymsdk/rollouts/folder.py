@@ -110,7 +110,7 @@ class RunFolder:
 
     def _lock(self) -> None:
         """Create the folder if it is missing, and lock it; raises `BadOutput` if another run holds the lock."""
-        missing = [each for each in (self.path, *self.path.parents) if not each.exists()]
+        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self._locked = _create_and_lock(self.path)
             _check_writable(self.path)

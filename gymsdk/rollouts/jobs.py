@@ -128,7 +128,7 @@ class JobBuilder:
         """Replace the tools in *params* by equal ones of an earlier row."""
         if not (tools := params.get("tools")):
             return
-        shared = next((each for each in self._tool_lists if each == tools), None)
+        shared = next((listed for listed in self._tool_lists if listed == tools), None)
         if shared is None:
             self._tool_lists.insert(0, tools)
             del self._tool_lists[MAX_SHARED_TOOL_LISTS:]

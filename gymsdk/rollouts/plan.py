@@ -71,7 +71,9 @@ def build_settings(
         "servers": servers,
         "gymsdk": __version__,
         ENVIRON_KEY: key,
-        "split": None if plan.tasks else {name: _resolve_split(plan, each) for name, each in environments.items()},
+        "split": None
+        if plan.tasks
+        else {name: _resolve_split(plan, environment) for name, environment in environments.items()},
         "environments": {
             name: _describe_environment(environments[name], settings, key) if name in environments else {}
             for name, settings in plan.environments.items()
@@ -112,17 +114,17 @@ def _dump_setting(value: object, user_value: object) -> Any:
     except PydanticSerializationError:
         if isinstance(user_value, str):
             return user_value
-        return _to_stable_json(value, fallback=lambda each: type(each).__qualname__)
+        return _to_stable_json(value, fallback=lambda unknown: type(unknown).__qualname__)
 
 
 def _to_stable_json(value: object, fallback: Callable[[Any], Any] | None = None) -> Any:
     if isinstance(value, dict):
-        return {str(key): _to_stable_json(each, fallback) for key, each in value.items()}
+        return {str(key): _to_stable_json(member, fallback) for key, member in value.items()}
     if isinstance(value, (set, frozenset)):
         # The iteration order of a set depends on the hash seed of the process.
-        return sorted((_to_stable_json(each, fallback) for each in value), key=repr)
+        return sorted((_to_stable_json(member, fallback) for member in value), key=repr)
     if isinstance(value, (list, tuple)):
-        return [_to_stable_json(each, fallback) for each in value]
+        return [_to_stable_json(member, fallback) for member in value]
     return to_jsonable_python(value, fallback=fallback, inf_nan_mode="strings")
 
 
@@ -153,7 +155,8 @@ def _iter_differences(stored: Row, requested: Row) -> Iterator[tuple[tuple[str, 
     # Version 0.1 did not redact all secrets in a stored run.
     environments = stored.get("environments") or {}
     redacted = {
-        name: each | {"settings": redact_settings(each.get("settings", {}))} for name, each in environments.items()
+        name: settings | {"settings": redact_settings(settings.get("settings", {}))}
+        for name, settings in environments.items()
     }
     comparable = requested | {"environments": drop_unknown_parts(environments, requested["environments"])}
     before, now = dict(_flatten(stored | {"environments": redacted})), dict(_flatten(comparable))
@@ -238,7 +241,7 @@ def _describe_code_change(part: str, item: str, name: str, before: object, now: 
         return f"{about} was {absent if before is None else 'there'}, now {absent if now is None else 'there'}"
     if item.startswith(GRADERS):
         return f"the grader of environment {name!r} was {before}, now {now}"
-    old, new = (str(each).rpartition(" ")[0] for each in (before, now))
+    old, new = (str(version).rpartition(" ")[0] for version in (before, now))
     return f"{about} was {old}, now {new}" if old != new else f"{about} has changed"
 
 
@@ -253,7 +256,7 @@ def describe_start(plan: Plan, environments: Iterable[Environment]) -> Row:
     address = (
         ",".join(split_addresses(plan.model_options.get("base_url") or ())) or load_policy_settings().policy_base_url
     )
-    secrets = [*_collect_secrets([each.config for each in environments])]
+    secrets = [*_collect_secrets([environment.config for environment in environments])]
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join([*describe_program(), *redact_words(_redact(secrets, word) for word in sys.argv[1:])]),
@@ -278,7 +281,9 @@ def describe_host() -> Row:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "distributions": dict(sorted((each.name, each.version) for each in distributions() if each.name)),
+        "distributions": dict(
+            sorted((distribution.name, distribution.version) for distribution in distributions() if distribution.name)
+        ),
     }
 
 
@@ -288,8 +293,8 @@ def _collect_secrets(value: object) -> Iterator[str]:
     elif isinstance(value, BaseModel):
         yield from _collect_secrets([*vars(value).values()])
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _collect_secrets(each)
+        for member in value:
+            yield from _collect_secrets(member)
     elif isinstance(value, dict):
         yield from _collect_secrets([*value.values()])
 

@@ -229,7 +229,7 @@ def build_profile(
         failures=dict(totals.failures.most_common()),
         reward=compute_interval(list(map(fmean, groups)), observations=len(totals.rollouts)) if groups else None,
         flat=compute_zero_variance_share(totals.rollouts),
-        rewards=build_histogram(each.reward for each in totals.rollouts),
+        rewards=build_histogram(rollout.reward for rollout in totals.rollouts),
         bands={str(band): count for band, count in count_bands(totals.rollouts, maxima=maxima).items()},
         passes=compute_pass_intervals(totals.rollouts),
         grading=_compute_grading_quantiles(totals.grading),
@@ -241,8 +241,8 @@ def build_profile(
 
 def _group_rewards(rollouts: Iterable[ScoredRollout]) -> list[list[float]]:
     groups: defaultdict[int, list[float]] = defaultdict(list)
-    for each in rollouts:
-        groups[each.task].append(each.reward)
+    for rollout in rollouts:
+        groups[rollout.task].append(rollout.reward)
     return list(groups.values())
 
 

@@ -203,7 +203,11 @@ class HeadServers:
         if environment in self.resources:
             return [environment]
         served = resolve_environment_name(environment)
-        return [name for name, each in self.resources.items() if resolve_environment_name(each) == served]
+        return [
+            name
+            for name, implementation in self.resources.items()
+            if resolve_environment_name(implementation) == served
+        ]
 
     def get_resources_for_row(self, row: Row, environment: str) -> str:
         """Return the resources server that scores *row* of *environment*; raises `UnknownServer` if there is none."""
@@ -280,7 +284,7 @@ def _parse_config(client: ServerClient, config: Mapping[str, Any]) -> HeadServer
         model=_get_string(config.get("policy_model_name")),
         version=_get_string(config.get(VERSION_KEY)),
         versions={
-            name: version for name, each in judges.items() if (version := _get_string(_get_field(each, "version")))
+            name: version for name, block in judges.items() if (version := _get_string(_get_field(block, "version")))
         },
         policies=frozenset(model for name, model in models.items() if name in players and model is not None),
     )
@@ -298,7 +302,7 @@ def _iter_blocks(config: Mapping[str, Any], kind: str) -> Iterator[tuple[str, An
     for name, block in config.items():
         implementations = block.get(kind) if isinstance(block, dict) else None
         if isinstance(implementations, dict):
-            yield from ((str(name), each) for each in implementations.values())
+            yield from ((str(name), server) for server in implementations.values())
 
 
 def _get_resources_server(block: object) -> str | None:

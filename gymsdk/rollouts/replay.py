@@ -262,11 +262,11 @@ def parse_turn(data: bytes, *, where: str) -> list[Item]:
     except ValueError:
         return [build_message(data.decode("utf-8", "replace").rstrip("\n"))]
     items = [value] if isinstance(value, dict) else value
-    if not isinstance(items, list) or not items or not all(isinstance(each, dict) for each in items):
+    if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
         raise UsageError(f"{where}: expected the items of a turn: an object, or a list of objects")
     if invalid := find_invalid_field(items, "items"):
         raise UsageError("{}: `{}` must be {}".format(where, *invalid))
-    if any(not is_policy_item(each) for each in items):
+    if any(not is_policy_item(item) for item in items):
         raise UsageError(
             f"{where}: a turn has replies, reasoning and tool calls only; the outputs of tools come from the"
             " environment"
@@ -285,16 +285,18 @@ def write_branches(folder: RunFolder, plan: Plan, replays: Sequence[Replayed], s
         branch: The branch.
     """
     inputs = [
-        build_input_row(each.stored.row, environment=each.stored.environment, task=each.stored.task, repeat=repeat)
-        for repeat, each in enumerate(replays)
+        build_input_row(
+            replayed.stored.row, environment=replayed.stored.environment, task=replayed.stored.task, repeat=repeat
+        )
+        for repeat, replayed in enumerate(replays)
     ]
     folder.start(settings=build_settings(plan, {}), about=describe_start(plan, []), inputs=inputs)
-    for repeat, each in enumerate(replays):
-        key = (each.stored.task, repeat)
-        rollout = each.rollout.model_copy(update={"id": f"{each.stored.task}:{repeat}"})
+    for repeat, replayed in enumerate(replays):
+        key = (replayed.stored.task, repeat)
+        rollout = replayed.rollout.model_copy(update={"id": f"{replayed.stored.task}:{repeat}"})
         is_failed = rollout.failure is not None
-        origin = {"run": source, "id": each.stored.id, "turn": branch.turn, "edited": bool(branch.edited)}
-        digest = compute_task_digest(each.stored.row, each.stored.environment)
+        origin = {"run": source, "id": replayed.stored.id, "turn": branch.turn, "edited": bool(branch.edited)}
+        digest = compute_task_digest(replayed.stored.row, replayed.stored.environment)
         folder.append(build_line(rollout, key, digest=digest, branch=origin), failed=is_failed)
 
 

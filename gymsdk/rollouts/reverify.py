@@ -91,7 +91,7 @@ class StoredRun:
     def contains(self, path: Path) -> bool:
         """Return whether *path* is a file of the stored run."""
         own = [self.path, *((self._home / name for name in FILES) if self._home else ())]
-        return path.resolve() in {each.resolve() for each in own}
+        return path.resolve() in {file.resolve() for file in own}
 
 
 STATELESS = "stateless"
@@ -177,8 +177,8 @@ async def reverify(
         while pending:
             yield await pending.popleft()
     finally:
-        for each in pending:
-            each.cancel()
+        for task in pending:
+            task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
 
 
@@ -210,8 +210,8 @@ async def open_local_judge(run: StoredRun, overrides: Mapping[str, Mapping[str, 
         return await _judge_locally(environments[stored.environment], stored)
 
     async with AsyncExitStack() as opened:
-        for each in environments.values():
-            await opened.enter_async_context(each)
+        for environment in environments.values():
+            await opened.enter_async_context(environment)
         yield judge
 
 

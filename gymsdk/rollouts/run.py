@@ -115,7 +115,9 @@ class LocalPlayer:
     @property
     def connections(self) -> int:
         """One connection for the policy, if it is asked over the network, and one for a judge if there is one."""
-        has_judge = any(each.has_models for each in self.environments.values() if isinstance(each, Environment))
+        has_judge = any(
+            environment.has_models for environment in self.environments.values() if isinstance(environment, Environment)
+        )
         return 1 if isinstance(self.model, ScriptedModel) or not has_judge else 2
 
     @asynccontextmanager
@@ -201,8 +203,8 @@ async def collect(
                     yield finished.result()
         finally:
             starting.cancel()
-            for each in running:
-                each.cancel()
+            for task in running:
+                task.cancel()
             try:
                 await asyncio.gather(starting, *running, return_exceptions=True)
             finally:
@@ -341,7 +343,7 @@ async def execute(run: Run, watch: RunReporter) -> list[Row]:
             sources = await asyncio.to_thread(_list_metrics_sources, folder, cast)
             summaries = await build_summaries(folder, sources)
             await folder.write_metrics(iter_metrics_json(summaries))
-            return [each.metrics for each in summaries]
+            return [summary.metrics for summary in summaries]
     finally:
         await client.aclose()
 

@@ -91,7 +91,7 @@ def describe_shortages(
         if count >= limit:
             continue
         split_name = split or get_default_split(environment)
-        listed = ", ".join(repr(each) for each in environment.splits if each != split_name)
+        listed = ", ".join(repr(other) for other in environment.splits if other != split_name)
         advice = f"; its other splits: {listed} (choose with --split)" if listed else "; it has no other split"
         yield f"split {split_name!r} of environment {name!r} has {count} tasks, fewer than --limit {limit}{advice}"
 
@@ -268,7 +268,9 @@ def interleave_splits(environments: Environments, split: str | None, *, seed: in
 
     The environments alternate in the whole output, so that a trainer need not shuffle the rows.
     """
-    sources = [read_splits({name: each}, split, seed=seed, limit=limit) for name, each in environments.items()]
+    sources = [
+        read_splits({name: environment}, split, seed=seed, limit=limit) for name, environment in environments.items()
+    ]
     while sources:
         for source in list(sources):
             row = _next_row(source)

@@ -94,7 +94,7 @@ class TokenLimitCounter:
         """Return a sentence for the user if nearly all episodes ended at the limit, otherwise an empty string."""
         if self.episodes < MIN_EPISODES or self.share < MIN_SHARE:
             return ""
-        limits = sorted(SERVER_LIMIT if each is None else f"{each} tokens" for each in self.limits)
+        limits = sorted(SERVER_LIMIT if tokens is None else f"{tokens} tokens" for tokens in self.limits)
         shown = " or ".join(limits) if len(limits) <= MAX_SHOWN else "that of the row"
         mean = f"; the mean length of a reply is {self.tokens / self.replies:.0f}" if self.tokens else ""
         return (

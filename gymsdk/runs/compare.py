@@ -187,8 +187,8 @@ def measure(pairs: Sequence[TaskPair], *, environment: str = "", seed: int = 0) 
         difference=fmean(differences),
         low=low,
         high=high,
-        better=sum(each > 0 for each in differences),
-        worse=sum(each < 0 for each in differences),
+        better=sum(difference > 0 for difference in differences),
+        worse=sum(difference < 0 for difference in differences),
         flips_up=sum(pair.flip > 0 for pair in pairs),
         flips_down=sum(pair.flip < 0 for pair in pairs),
     )
@@ -297,7 +297,7 @@ def _list_warnings(comparison: Comparison, first: RunIndex, second: RunIndex) ->
     for name, count in ((comparison.a, comparison.only_a), (comparison.b, comparison.only_b)):
         if count:
             yield f"{count} tasks of {name} are left out: the other run does not have them, or they have no reward"
-    settings = [each.source.read_about().get("settings") or {} for each in (first, second)]
+    settings = [index.source.read_about().get("settings") or {} for index in (first, second)]
     different = list(_list_different_settings(*settings))
     if different:
         yield f"the runs have different settings: {', '.join(different)}"

@@ -69,7 +69,10 @@ def find_length_components(connection: sqlite3.Connection) -> list[LengthCompone
     )
     found = []
     for name, _, value, tokens, product, values, squares in rows:
-        if not all(each is not None and math.isfinite(each) for each in (value, tokens, product, values, squares)):
+        if not all(
+            sum_or_mean is not None and math.isfinite(sum_or_mean)
+            for sum_or_mean in (value, tokens, product, values, squares)
+        ):
             # A value is so large that its square is not.
             continue
         spread = (values - value**2) * (squares - tokens**2)
@@ -78,7 +81,7 @@ def find_length_components(connection: sqlite3.Connection) -> list[LengthCompone
         )  # rounding
         if correlation > MIN_CORRELATION:
             found.append(LengthComponent(name, correlation))
-    return sorted(found, key=lambda each: -each.correlation)
+    return sorted(found, key=lambda component: -component.correlation)
 
 
 def _find_alike(_: sqlite3.Connection) -> Condition:
@@ -143,7 +146,7 @@ def _find_slowest(connection: sqlite3.Connection) -> Condition:
 
 
 def _find_length_rewards(connection: sqlite3.Connection) -> Condition:
-    names = [each.name for each in find_length_components(connection)]
+    names = [component.name for component in find_length_components(connection)]
     marks = ", ".join("?" * len(names))
     return f"EXISTS (SELECT 1 FROM figure f WHERE f.rollout = r.id AND f.name IN ({marks}))", tuple(names)  # noqa: S608
 

@@ -156,9 +156,9 @@ class Replayer:
         budget = Budget.model_validate(self.run.settings.get("budget") or {})
         limit = asyncio.Semaphore(MAX_CONCURRENCY)
 
-        async def play_one(each: StoredEpisode) -> Replayed:
+        async def play_one(episode: StoredEpisode) -> Replayed:
             async with limit:
-                return await replay(environments[each.environment], each, branch, budget=budget, force=self.force)
+                return await replay(environments[episode.environment], episode, branch, budget=budget, force=self.force)
 
         try:
             async with open_environments(list(environments.values())):
@@ -172,5 +172,5 @@ class Replayer:
             name: registry.load(
                 name, **{**((described.get(name) or {}).get("settings") or {}), **self.settings.get(name, {})}
             )
-            for name in dict.fromkeys(each.environment for each in episodes)
+            for name in dict.fromkeys(episode.environment for episode in episodes)
         }

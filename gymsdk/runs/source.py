@@ -181,7 +181,9 @@ def _find_run(path: Path) -> RunSource:
     stem = path.stem.removesuffix("_rollouts")
     # NeMo Gym writes the rows as sent into the first of these files.
     names = (f"{path.stem}_materialized_inputs.jsonl", f"{stem}_inputs.jsonl")
-    inputs = next((each for each in map(path.with_name, names) if each.exists()), path.with_name(names[-1]))
+    inputs = next(
+        (candidate for candidate in map(path.with_name, names) if candidate.exists()), path.with_name(names[-1])
+    )
     return RunSource(path, path, path.with_name(f"{path.stem}_failures.jsonl"), inputs)
 
 
@@ -286,12 +288,12 @@ def _parse_document(path: Path, kind: type) -> Any:
 def _keep_typed(value: Row, types: Mapping[str, type], prefix: str, errors: list[str]) -> Row:
     """Return *value* without values that are neither null nor of their type, and add their errors to *errors*."""
     kept = {}
-    for key, each in value.items():
+    for key, member in value.items():
         kind = types.get(key)
-        if kind is None or each is None or isinstance(each, kind):
-            kept[key] = each
+        if kind is None or member is None or isinstance(member, kind):
+            kept[key] = member
         else:
-            errors.append(f"`{prefix}{key}` must be {_describe_type(kind())}, got {_describe_type(each)}")
+            errors.append(f"`{prefix}{key}` must be {_describe_type(kind())}, got {_describe_type(member)}")
     return kept
 
 
