@@ -301,7 +301,7 @@ class RunIndex:
         """Index complete lines after the state's offset for a short time; return whether there are any."""
         until = time.monotonic() + COMMIT_SECONDS
         started = state.offset
-        # Changed in place: a new state for each line would take 7 % of the pass.
+        # Changed in place: new states for each line took 9 of 220 µs.
         state = replace(state)
         # A viewer that follows a run parses each new line once for both passes.
         batch = Batch(connection, with_texts=started > 0 and are_texts_indexed(connection))
