@@ -18,7 +18,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from servers.app_helpers import app_client, serve_app
 
-from gymsdk import Environment, UsageError, episode_record, jsonl, load, play
+from gymsdk import Environment, UsageError, episode_record, jsonl, load, model, play
+from gymsdk.gym import policy as gym_policy
 from gymsdk.line import StoredRollout, build_line
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.rollouts.reverify import StoredRun, open_local_judge, reverify
@@ -174,6 +175,21 @@ async def test_an_episode_in_this_process_has_its_calls_on_its_line(
     check_record(line, 7)
     assert write(StoredRollout(line).to_rollout()) == line
     assert line["gymsdk"]["format"] == 1
+
+
+async def test_an_episode_that_is_played_through_gymnasium_has_its_calls(
+    installed: Callable[..., Path], judge: str
+) -> None:
+    installed("asked", ASKED)
+
+    def play_through_gymnasium() -> Any:
+        env = gym_policy.make_env("asked", settings={"judge": judge, "user": judge})
+        try:
+            return gym_policy.rollout(env, model("vllm/echo"), seed=1, options={"task": build_row(4)})
+        finally:
+            env.close()
+
+    check_record(write(await asyncio.to_thread(play_through_gymnasium)), 4)
 
 
 async def test_the_calls_of_concurrent_episodes_stay_apart(
