@@ -90,7 +90,7 @@ def build_judge() -> FastAPI:
         text = body["messages"][-1]["content"]
         await asyncio.sleep(random.random() / 100)
         key = request.headers.get("authorization", "")
-        if text.endswith(("verify", "reset")):
+        if text.rstrip().endswith(("verify", "reset")):
             return JSONResponse({"error": {"message": f"refused for {key}"}}, 400)
         message: dict[str, Any] = {"role": "assistant", "content": f"echo {text} for {key}"}
         if body.get("tools"):
@@ -236,6 +236,20 @@ async def test_a_verdict_that_is_asked_for_twice_has_its_calls_once(asked: Calla
         first, second = [(await client.post("/verify", json=body)).json() for _ in range(2)]
     check_record(first, 3)
     assert first["gymsdk"] == second["gymsdk"]
+
+
+async def test_the_policy_of_another_program_does_not_read_the_calls_before_a_failed_tool_call(
+    asked: Callable[..., Environment], policy: Callable[..., ScriptedModel]
+) -> None:
+    environment = asked()
+    async with app_client(resources.create_app(environment)) as client:
+        await client.post("/seed_session", json=build_row(3))
+        answer = await client.post("/ask", json={"text": "reset"})
+    assert answer.json().keys() == {"detail", "stage", "kind", "retryable", "outcome"}
+    async with serve_app(resources.create_app(environment)) as url:
+        failing = policy([("ask", {"text": "reset"})])
+        remote = await play(RemoteEnvironment(url, "asked"), failing, build_row(3))
+    assert [(call["stage"], "error" in call) for call in remote.record.calls] == [("reset", False), ("step", True)]
 
 
 @pytest.mark.parametrize("broken", ["reset", "verify"])

@@ -85,7 +85,13 @@ async def _call_tool(request: Request, episodes: EpisodeService, name: str) -> R
         # An agent's response contains the call even if it is rejected below.
         session.calls.append(ToolCall(name=name, arguments=arguments))
     async with episodes.lock_playing_session(session, "tools", "typed") as locked:
-        output, effects = await episodes.call_tool(locked, name, arguments)
+        try:
+            output, effects = await episodes.call_tool(locked, name, arguments)
+        except EpisodeError as error:
+            if CLIENT_HEADER not in request.headers:
+                # Agents of other programs show the answer to the policy, which must not read what the judges do.
+                error.record = None
+            raise
     return _build_output(output["output"], effects)
 
 
