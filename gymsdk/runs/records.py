@@ -192,6 +192,7 @@ def _list_fields(stored: StoredRollout) -> list[Field]:
 
     Of a line of another program, the fields of the verdict may be among them.
     """
+    # With the rows of the table `field`, this takes about a sixth of the pass over a line.
     fields: list[Field] = []
     others = HOST_FIELDS.union(stored.verdict_names or ())
     for key, value in stored.line.items():
