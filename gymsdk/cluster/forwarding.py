@@ -16,7 +16,7 @@ from gymsdk.cluster.directory import WATCH_SECONDS, InstanceDirectory, wait_whil
 from gymsdk.cluster.reports import Instance, Kind
 from gymsdk.edge.app import ROLLOUT_PREFIX_PATTERN, build_rejection
 from gymsdk.edge.cookies import parse_instance_id, tokens_in_request
-from gymsdk.edge.errors import RequestRejected
+from gymsdk.edge.errors import RETRY_AFTER_SECONDS, RequestRejected
 from gymsdk.edge.request import (
     FORWARDED_HEADER,
     App,
@@ -59,8 +59,6 @@ MAX_INSTANCES = 4
 
 MAX_FORWARD_SECONDS = 3600.0
 """Timeout of a forwarded request in seconds; the other instance enforces its own time limits."""
-
-RETRY_AFTER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from gymsdk.client import parse_value
 from gymsdk.cluster.directory import auth_headers
 from gymsdk.cluster.reports import LEASE_SECONDS, Exit, Load, Registration, Scheme, Service, build_url
 from gymsdk.edge.addresses import bind_socket, is_local_host
+from gymsdk.edge.errors import SERVER_ERROR
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.http import client
 from gymsdk.http.backoff import add_jitter
@@ -44,8 +45,6 @@ POLL_SECONDS = 0.5
 
 REQUEST_SECONDS = 2.0
 """Timeout of a request to the head, in seconds."""
-
-SERVER_ERROR = 500
 
 Headers: TypeAlias = Callable[[], client.Headers]
 """Returns the headers of each request."""

@@ -29,7 +29,7 @@ from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import ASGIApp
 
 from gymsdk import __version__, tracing
-from gymsdk.edge.errors import CLIENT_CLOSED_REQUEST, RETRY_AFTER_SECONDS, STOPPED_ERROR, RequestRejected
+from gymsdk.edge.errors import CLIENT_CLOSED_REQUEST, RETRY_AFTER_SECONDS, SERVER_ERROR, STOPPED_ERROR, RequestRejected
 from gymsdk.edge.request import (
     App,
     Receive,
@@ -71,8 +71,6 @@ UNLOGGED_PATHS = frozenset(
 OTHER_ROUTE = "other"
 """Route label of requests that match no route."""
 
-
-SERVER_ERROR = 500
 
 SERVICE_UNAVAILABLE = 503
 

@@ -13,6 +13,9 @@ from gymsdk.convert.api import ApiError
 from gymsdk.http.client import NOT_STARTED_HEADER
 from gymsdk.types import Item
 
+SERVER_ERROR = 500
+"""The status from which a response reports an error of the server."""
+
 RETRY_AFTER_SECONDS = 1.0
 """Default of the `Retry-After` header, in seconds."""
 

@@ -36,6 +36,7 @@ from gymsdk.edge.request import (
 )
 from gymsdk.http import client
 from gymsdk.http.client import NOT_STARTED_HEADER
+from gymsdk.http.connections import MAX_CHUNK_FRAMING_BYTES
 from gymsdk.http.pages import allowed_hosts
 from gymsdk.http.tls import trust_own_certificate
 from gymsdk.jsonl import dump_json
@@ -64,9 +65,6 @@ TOO_MANY_CONNECTIONS_MESSAGE = "the server has reached its limit of connections;
 TOO_LONG_HEADERS_MESSAGE = "The headers of the request are too long."
 
 STOPPING_MESSAGE = "the server is stopping; send the request again"
-
-MAX_CHUNK_FRAMING_BYTES = 64
-"""The bytes around each chunk of a body, such as its size, that do not count against the limit of the header."""
 
 KEEP_ALIVE_SECONDS = 30
 """Seconds that an idle connection stays open."""
