@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import httpx
 import uvicorn
+from aiohttp import web
 from fastapi import FastAPI
 
+from gymsdk import testing
 from gymsdk.http import client as http
 
 
@@ -42,3 +44,12 @@ async def serve_app(app: FastAPI) -> AsyncIterator[str]:
             await http.aclose()
             server.should_exit = True
             await server_task
+
+
+@asynccontextmanager
+async def serve_handler(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """Serve *handler* at every path and yield the URL."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", handler)
+    async with testing.serve(application) as url:
+        yield url.removesuffix("/v1")

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from gymsdk import Environment
 from gymsdk.cluster.registry import NodeRegistry
+from gymsdk.http import client as http
 from gymsdk.servers import resources
 
 from . import app_helpers
@@ -131,6 +132,13 @@ def resources_client(counter: Callable[..., Environment]) -> ResourcesClient:
             yield client
 
     return open_client
+
+
+@pytest.fixture
+async def close_client() -> AsyncIterator[None]:
+    """Close the connections of gymsdk's client at the end."""
+    yield
+    await http.aclose()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,10 +22,15 @@ THOUGHT = responses.build_reasoning("two sums, then")
 FLAT = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+BODIES: dict[str, Item] = {"responses": {"input": "hi"}, "chat/completions": HELLO}
+BODIES["messages"] = HELLO | {"max_tokens": 500}
+"""A minimal request of each API."""
 
 
 class FixedModel:
     """A model that returns the same items for every request, or fails, and records the requests."""
+
+    name = "replies"
 
     def __init__(self, *output: Item, failure: Failed | None = None) -> None:
         self.output = list(output) or [responses.build_message("hello")]
@@ -36,6 +42,29 @@ class FixedModel:
         if self.failure:
             raise self.failure
         return responses.build_response(self.output, model="replies", usage=build_usage(3, 4), request=request)
+
+
+class SlowModel:
+    """A model that answers, or fails, when it is released, and counts its calls and those that were cancelled."""
+
+    name = "slow"
+
+    def __init__(self, failure: Failed | None = None) -> None:
+        self.failure = failure
+        self.released = asyncio.Event()
+        self.started = self.cancelled = 0
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        self.started += 1
+        try:
+            await self.released.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.failure:
+            raise self.failure
+        output = [responses.build_message("hello")]
+        return responses.build_response(output, model="slow", usage=build_usage(3, 4), request=request)
 
 
 @asynccontextmanager

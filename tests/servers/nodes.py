@@ -126,7 +126,7 @@ class Instance:
 
 def metric(text: str, name: str, **labels: str) -> float | None:
     """The sum of the samples of a metric that have these labels, or `None` if there are none."""
-    found = [value for each, of, value in parse_samples(text) if each == name and labels.items() <= of.items()]
+    found = [value for sample, of, value in parse_samples(text) if sample == name and labels.items() <= of.items()]
     return sum(found) if found else None
 
 
@@ -167,7 +167,6 @@ async def serve_process(
         sys.executable, "-c", SCRIPT, name, head_url, str(lease), stdout=asyncio.subprocess.PIPE
     )
     try:
-        assert started.stdout is not None
         yield started, (await started.stdout.readline()).decode().strip()
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -196,8 +195,7 @@ def list_other(find_url: Callable[[], str | None], **options: Any) -> OtherInsta
 
 async def fetch_nodes(head_url: str) -> dict[str, Any]:
     """Return the head's snapshot of its nodes."""
-    snapshot: dict[str, Any] = (await client.get(f"{head_url}/nodes", retry=client.DEFAULT_RETRY)).json()
-    return snapshot
+    return (await client.get(f"{head_url}/nodes", retry=client.DEFAULT_RETRY)).json()
 
 
 async def wait_until(condition: Callable[[], Any], seconds: float = 15.0) -> None:
@@ -210,5 +208,4 @@ async def wait_until(condition: Callable[[], Any], seconds: float = 15.0) -> Non
 def find_free_port(host: str = "127.0.0.1") -> int:
     """Return a port without a listener."""
     with socket.create_server((host, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+        return listener.getsockname()[1]

@@ -27,25 +27,13 @@ NAME = "org/policy-1"
 
 UPSTREAMS = ("endpoint-chat", "endpoint-responses", "vllm", "openai-chat", "openai-responses")
 CLIENTS = ("chat", "responses", "messages")
-ENDS = {
-    "stop": "end",
-    "end_turn": "end",
-    "tool_calls": "calls",
-    "tool_use": "calls",
-    "length": "cut",
-    "max_tokens": "cut",
-    "max_output_tokens": "cut",
-    "content_filter": "withheld",
-    "refusal": "withheld",
-}
+ENDS = {"stop": "end", "end_turn": "end", "tool_calls": "calls", "tool_use": "calls"}
+ENDS |= dict.fromkeys(("length", "max_tokens", "max_output_tokens"), "cut")
+ENDS |= dict.fromkeys(("content_filter", "refusal"), "withheld")
 
-ADD: Item = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-    "required": ["a", "b"],
-    "additionalProperties": False,
-}
-"""The parameters of the tool that the requests offer."""
+INTEGER = {"type": "integer"}
+ADD: Item = {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}, "required": ["a", "b"]}
+ADD |= {"additionalProperties": False}
 
 Sdks: TypeAlias = tuple[AsyncOpenAI, AsyncAnthropic]
 Answer: TypeAlias = ChatCompletion | Response | Message
@@ -68,16 +56,10 @@ class PreparedModel:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Answer *request*."""
         self.requests.append(request)
-        status: wire.ResponseStatus = "incomplete" if self.reason else "completed"
         used = build_usage(3, 4, cached_tokens=1, reasoning_tokens=2)
-        return wire.build_response(
-            [dict(each) for each in self.output],
-            model=self.name,
-            usage=used,
-            status=status,
-            reason=self.reason,
-            request=request,
-        )
+        ends: Any = {"status": "incomplete" if self.reason else "completed", "reason": self.reason}
+        output = [dict(item) for item in self.output]
+        return wire.build_response(output, model=self.name, usage=used, request=request, **ends)
 
 
 @dataclass(frozen=True)
@@ -109,10 +91,10 @@ async def run_proxies(upstreams: Sequence[str] = UPSTREAMS, **options: Any) -> A
     async with AsyncExitStack() as stack:
         base = await stack.enter_async_context(testing.serve(testing.build_app(policy, name=NAME)))
         setup = ProxySetup(policy, base, {}, {}, {})
-        for each in upstreams:
-            url = await stack.enter_async_context(serve_app(server.create_app(build_model(each, base, **options))))
-            setup.urls[each] = url
-            setup.openai[each], setup.anthropic[each] = await stack.enter_async_context(sdks(url))
+        for upstream in upstreams:
+            url = await stack.enter_async_context(serve_app(server.create_app(build_model(upstream, base, **options))))
+            setup.urls[upstream] = url
+            setup.openai[upstream], setup.anthropic[upstream] = await stack.enter_async_context(sdks(url))
         yield setup
 
 
@@ -139,8 +121,7 @@ def build_model(upstream: str, base: str, **options: Any) -> Model:
     """Return the model behind *base*, called through the API that *upstream* names."""
     provider, _, api = upstream.partition("-")
     endpoint = {"base_url": base, "api": api or None, "api_key": "key-of-the-proxy"}
-    built: Model = model(f"{provider}/{NAME}", **(endpoint | options))
-    return built
+    return model(f"{provider}/{NAME}", **(endpoint | options))
 
 
 async def request_sum(setup: ProxySetup, client: str, upstream: str, *, streamed: bool) -> Answer:
@@ -157,22 +138,17 @@ async def send_sum_request(client: str, openai: AsyncOpenAI, anthropic: AsyncAnt
 
 async def _chat(openai: AsyncOpenAI, *, streamed: bool) -> Answer:
     tool = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": ADD, "strict": True}}
-    request: Any = {
-        "model": "any",
-        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "40 + 2?"}],
-        "tools": [tool],
-    }
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "40 + 2?"}]
+    request: Any = {"model": "any", "messages": messages, "tools": [tool]}
     completions: Any = openai.chat.completions
     if not streamed:
-        whole: ChatCompletion = await completions.create(**request)
-        return whole
+        return await completions.create(**request)
     # With tools or a response format, the SDK raises an error for a truncated response.
     tools = request.pop("tools")
     stream_options = {"include_usage": True}
     async with completions.stream(**request, stream_options=stream_options, extra_body={"tools": tools}) as stream:
         await stream.until_done()
-        final: ChatCompletion = stream.current_completion_snapshot
-        return final
+        return stream.current_completion_snapshot
 
 
 async def _responses(openai: AsyncOpenAI, *, streamed: bool) -> Answer:
@@ -180,32 +156,23 @@ async def _responses(openai: AsyncOpenAI, *, streamed: bool) -> Answer:
     request: Any = {"model": "any", "instructions": "Be brief.", "input": "40 + 2?", "tools": [tool]}
     responses: Any = openai.responses
     if not streamed:
-        whole: Response = await responses.create(**request)
-        return whole
+        return await responses.create(**request)
     # With tools, the SDK parses their arguments and fails on invalid JSON.
     tools = request.pop("tools")
     async with responses.stream(**request, extra_body={"tools": tools}) as stream:
         *_, last = [event async for event in stream]
-    final: Response = last.response
-    return final
+    return last.response
 
 
 async def _messages(anthropic: AsyncAnthropic, *, streamed: bool) -> Answer:
     tool = {"name": "add", "description": "Add.", "input_schema": ADD}
-    request: Any = {
-        "model": "any",
-        "max_tokens": 4096,
-        "system": "Be brief.",
-        "messages": [{"role": "user", "content": "40 + 2?"}],
-        "tools": [tool],
-    }
+    asked: Any = {"system": "Be brief.", "messages": [{"role": "user", "content": "40 + 2?"}]}
+    request: Any = {"model": "any", "max_tokens": 4096, "tools": [tool], **asked}
     messages: Any = anthropic.messages
     if not streamed:
-        whole: Message = await messages.create(**request)
-        return whole
+        return await messages.create(**request)
     async with messages.stream(**request) as stream:
-        final: Message = await stream.get_final_message()
-        return final
+        return await stream.get_final_message()
 
 
 def read_content(answer: Answer) -> Content:
@@ -218,8 +185,8 @@ def read_content(answer: Answer) -> Content:
 def _of_completion(answer: ChatCompletion) -> Content:
     [choice] = answer.choices
     message = choice.message
-    functions = [each.function for each in message.tool_calls or [] if each.type == "function"]
-    calls = [(each.name, json.loads(each.arguments)) for each in functions]
+    functions = [function.function for function in message.tool_calls or [] if function.type == "function"]
+    calls = [(function.name, json.loads(function.arguments)) for function in functions]
     used = answer.usage
     return Content(
         thoughts=(message.model_extra or {}).get("reasoning_content") or "",

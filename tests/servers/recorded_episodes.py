@@ -42,7 +42,7 @@ class RecordedEpisode:
 
 async def record_episodes(name: str, count: int) -> list[RecordedEpisode]:
     """Play episodes of the environment *name* in this process, with the policies in turn."""
-    environment, policies = load(name), [model(each) for each in POLICIES]
+    environment, policies = load(name), [model(policy) for policy in POLICIES]
     episodes = []
     async with environment:
         for number, task in enumerate(islice(environment.tasks(environment.splits[0], seed=5), count)):
@@ -66,7 +66,7 @@ async def replay(http: aiohttp.ClientSession, url: str, episode: RecordedEpisode
             text = await answer.read()
             assert answer.status == 200, (path, answer.status, text)
             cookies.clear()
-            cookies.update({name: each.value for name, each in answer.cookies.items()})
+            cookies.update({name: policy.value for name, policy in answer.cookies.items()})
         return text
 
     response: dict[str, Any] = {"id": "resp", "object": "response", "output": list(episode.items)}

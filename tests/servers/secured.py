@@ -51,7 +51,7 @@ async def serve_secured(environment: Environment, security: Security = NO_SECURI
     running = asyncio.ensure_future(runner.run())
     try:
         await runner.wait_until_up(running)
-        yield SecuredServers(runner.head_url, {each.name: each.url for each in runner.services}, apps)
+        yield SecuredServers(runner.head_url, {service.name: service.url for service in runner.services}, apps)
     finally:
         await client.aclose()
         running.cancel()
