@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import orjson
 
+from gymsdk.jsonl import measure_depth
 from gymsdk.types import Item
 
 UNPARSED_ARGUMENTS_KEY = "_arguments"
@@ -31,29 +31,13 @@ def parse_arguments(arguments: str, parse_int: Callable[[str], float] = int) -> 
         dump_arguments(value).encode()
     except (ValueError, OverflowError, RecursionError):
         return None
-    return value if isinstance(value, dict) and not _is_too_deep(arguments, value) else None
-
-
-def _is_too_deep(arguments: str, value: Item) -> bool:
-    if _count_brackets(arguments) <= MAX_DEPTH:
-        return False
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        nested = [
-            child.values() if isinstance(child, dict) else child for child in level if isinstance(child, (dict, list))
-        ]
-        level = [child for children in nested for child in children]
-    return bool(level)
-
-
-def _count_brackets(text: str) -> int:
-    return text.count("[") + text.count("{")
+    return value if isinstance(value, dict) and measure_depth(value) <= MAX_DEPTH else None
 
 
 def is_object(arguments: str) -> bool:
     """Whether *arguments* are an object that every client and server can read."""
     # Each request checks the whole conversation. Apart from deep nesting, orjson reads nothing that the others refuse.
-    if _count_brackets(arguments) <= MAX_DEPTH:
+    if arguments.count("[") + arguments.count("{") <= MAX_DEPTH:
         try:
             return isinstance(orjson.loads(arguments), dict)
         except orjson.JSONDecodeError:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import gymsdk
-from gymsdk import Environment, Episode, Model, Task
+from gymsdk import Environment, Model, Task
 from gymsdk.servers import environment as server
 from gymsdk.types import Item
 
 from .app_helpers import app_client
+from .engines import SlowModel
 
 ROW = Task.ask("add", initial_count=1, expected_count=3).row()
 ADD = [("increment_counter", {"count": 2})]
@@ -123,17 +123,9 @@ async def test_an_episode_requested_twice_is_played_once_unless_it_failed(counte
     assert played == again
 
 
-class SleepingModel:
-    """A model that takes longer than any timeout."""
-
-    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        await asyncio.sleep(60)
-        return {}
-
-
 async def test_an_agents_timeout_limits_the_episode(counter):
     task_input = {"responses_create_params": PARAMS, "task_data": DATA, "agent_timeout_seconds": 0.2}
-    failure = (await run(counter(), SleepingModel(), episode(task_input)))["failure"]
+    failure = (await run(counter(), SlowModel(), episode(task_input)))["failure"]
     assert (failure["failure_kind"], failure["stage"], failure["terminal"]) == ("gymsdk:model_timeout", "agent", False)
 
 

@@ -1,14 +1,14 @@
-"""Servers with more requests than they can play: they answer health checks, queue or reject requests, and lose none."""
+"""Servers with more requests than they can play queue or reject requests, and play a repeated one once."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -21,10 +21,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gymsdk import Environment, ServerClient
 from gymsdk.edge.app import create_app
-from gymsdk.edge.limits import EpisodeSlots
+from gymsdk.edge.limits import ENTRY_OVERHEAD_BYTES, EpisodeSlots, IdempotencyCache
 from gymsdk.edge.request import json_response
 from gymsdk.http import client as http
-from gymsdk.models.scripted import ScriptedModel
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.rollouts.jobs import Job
@@ -35,8 +34,9 @@ from gymsdk.rollouts.settings import RunLimits
 from gymsdk.servers import agent
 from gymsdk.types import Episode, Item, Model
 
+from .engines import SlowModel
 from .nodes import fetch_nodes, serve_app, serve_head, wait_until
-from .test_agent import ROW, SlowModel
+from .test_agent import ROW
 
 REQUESTS = 400
 
@@ -70,10 +70,7 @@ asyncio.run(main(sys.argv[1]))
 """Source of a process that blocks its event loop for three seconds in one request."""
 
 
-@pytest.fixture(autouse=True)
-async def close_client():
-    yield
-    await http.aclose()
+pytestmark = pytest.mark.usefixtures("close_client")
 
 
 def build_busy_app(done: list[int], *, seconds: float = 0.003) -> FastAPI:
@@ -92,18 +89,12 @@ def build_busy_app(done: list[int], *, seconds: float = 0.003) -> FastAPI:
     return app
 
 
-async def send_request(port: int, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request)
-    return reader, writer
-
-
 WORK = b"POST /work HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
 HEALTH = b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
 
 
 @pytest.mark.parametrize("kept_alive", [False, True])
-async def test_health_checks_are_answered_before_queued_requests(*, kept_alive: bool) -> None:
+async def test_health_checks_are_answered_before_queued_requests(kept_alive):
     done: list[int] = []
     work = WORK.replace(b"connection: close\r\n", b"")
     async with serve_app(build_busy_app(done)) as port:
@@ -114,7 +105,8 @@ async def test_health_checks_are_answered_before_queued_requests(*, kept_alive: 
                 await reader.readuntil(b'"ok"}')
         for _, writer in opened:
             writer.write(work)
-        health, writer = await send_request(port, HEALTH)
+        health, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEALTH)
         assert (await health.read()).startswith(b"HTTP/1.1 200")
         assert len(done) < REQUESTS / 2
         for reader, _ in opened:
@@ -125,7 +117,7 @@ async def test_health_checks_are_answered_before_queued_requests(*, kept_alive: 
 
 
 @pytest.mark.slow
-async def test_a_queued_request_whose_client_disconnects_is_never_started() -> None:
+async def test_a_queued_request_whose_client_disconnects_is_never_started():
     done: list[int] = []
     async with serve_app(build_busy_app(done)) as port:
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(REQUESTS)]
@@ -139,7 +131,7 @@ async def test_a_queued_request_whose_client_disconnects_is_never_started() -> N
     assert REQUESTS // 2 <= len(done) < REQUESTS * 3 // 4
 
 
-async def test_episodes_beyond_the_limit_wait(counting: Environment) -> None:
+async def test_episodes_beyond_the_limit_wait(counting):
     model = SlowModel()
     app = agent.create_app(counting, model, concurrency=1, queue=1)
     async with serve_app(app) as port, aiohttp.ClientSession() as client:
@@ -161,11 +153,9 @@ async def wait_for_rejection(client: aiohttp.ClientSession, url: str) -> aiohttp
     """Return the first rejection; until the queue is full, a request waits."""
     async with asyncio.timeout(15):
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.2):
                     return await client.post(url, json=ROW)
-            except TimeoutError:
-                continue
 
 
 async def wait_for_admission(client: aiohttp.ClientSession, url: str) -> aiohttp.ClientResponse:
@@ -176,7 +166,7 @@ async def wait_for_admission(client: aiohttp.ClientSession, url: str) -> aiohttp
 
 
 @pytest.fixture
-def counting(counter: Callable[..., Environment]) -> Environment:
+def counting(counter):
     return counter()
 
 
@@ -235,9 +225,7 @@ class DelayedModel:
 
 
 @pytest.mark.slow
-async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
-    counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(counting, policy, monkeypatch):
     monkeypatch.setattr("gymsdk.edge.limits.DEFAULT_RETRY_SECONDS", 1.0)
     async with serve_limited_agent(counting, DelayedModel(policy("done"))) as servers:
         # With a single attempt, the rollout would be lost if a rejection counted as an attempt.
@@ -252,8 +240,8 @@ async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
 
 @pytest.mark.slow
 async def test_a_run_with_more_rollouts_in_flight_than_its_servers_admit_waits_and_loses_none(
-    counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    counting, policy, monkeypatch, tmp_path
+):
     monkeypatch.setattr("gymsdk.edge.limits.DEFAULT_RETRY_SECONDS", 1.0)
     tasks = tmp_path / "rows.jsonl"
     tasks.write_bytes(orjson.dumps(ROW | {"agent_ref": {"name": "counter_simple_agent"}}) + b"\n")
@@ -268,7 +256,7 @@ async def test_a_run_with_more_rollouts_in_flight_than_its_servers_admit_waits_a
 
 
 @pytest.mark.slow
-async def test_a_node_with_a_busy_event_loop_keeps_its_lease(tmp_path: Path) -> None:
+async def test_a_node_with_a_busy_event_loop_keeps_its_lease(tmp_path):
     script = tmp_path / "busy.py"
     script.write_text(BUSY_SERVER_SCRIPT)
     async with serve_head(lease=1.0) as head_url:
@@ -276,12 +264,11 @@ async def test_a_node_with_a_busy_event_loop_keeps_its_lease(tmp_path: Path) -> 
             sys.executable, str(script), head_url, stdout=asyncio.subprocess.PIPE
         )
         try:
-            assert process.stdout is not None
             url = (await process.stdout.readline()).decode().strip()
             row: dict[str, Any] = {"responses_create_params": {"input": "?"}, "response": {"output": []}}
             verification = asyncio.ensure_future(http.post(f"{url}/verify", row, retry=http.DEFAULT_RETRY))
             while not verification.done():
-                assert [each["name"] for each in (await fetch_nodes(head_url))["instances"]] == ["busy"]
+                assert [known["name"] for known in (await fetch_nodes(head_url))["instances"]] == ["busy"]
                 await asyncio.sleep(0.1)
             assert (await verification).ok
         finally:
@@ -289,7 +276,7 @@ async def test_a_node_with_a_busy_event_loop_keeps_its_lease(tmp_path: Path) -> 
             await process.communicate()
 
 
-async def test_cancelling_a_queued_request_as_a_slot_becomes_free_does_not_affect_other_requests() -> None:
+async def test_cancelling_a_queued_request_as_a_slot_becomes_free_does_not_affect_other_requests():
     admission, finish = EpisodeSlots(slots=1, queue=10), asyncio.Event()
 
     async def episode(number: int) -> int:
@@ -303,19 +290,12 @@ async def test_cancelling_a_queued_request_as_a_slot_becomes_free_does_not_affec
     leaving.cancel()
     results = await asyncio.gather(playing, leaving, waiting, return_exceptions=True)
     assert (results[0], type(results[1]), results[2]) == (0, asyncio.CancelledError, 2)
-
-    later = asyncio.ensure_future(episode(3))
-    await asyncio.sleep(0)
     async with asyncio.timeout(5):
-        assert await later == 3
+        assert await episode(3) == 3
     assert (admission.taken, admission.waiting) == (0, 0)
-
-
-async def test_a_slot_granted_to_a_cancelled_request_goes_to_the_next_request() -> None:
-    admission = EpisodeSlots(slots=1, queue=10)
+    # A slot that was granted to a cancelled request goes to the next one.
     async with admission:
-        first = asyncio.ensure_future(admission.__aenter__())
-        second = asyncio.ensure_future(admission.__aenter__())
+        first, second = (asyncio.ensure_future(admission.__aenter__()) for _ in range(2))
         await asyncio.sleep(0)
     first.cancel()
     async with asyncio.timeout(5):
@@ -336,3 +316,52 @@ async def test_the_time_in_the_queue_is_counted():
     assert admission.waited == 0
     await asyncio.gather(first, hold(), hold())
     assert admission.waited >= 0.04 + 0.09
+
+
+class Operation:
+    """An operation that counts its runs and finishes when it is released."""
+
+    def __init__(self, answer: bytes = b"done") -> None:
+        self.runs = 0
+        self.released = asyncio.Event()
+        self._answer = answer
+
+    async def __call__(self) -> bytes:
+        self.runs += 1
+        await self.released.wait()
+        return self._answer
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_two_concurrent_requests_share_one_run_and_a_later_one_the_response_that_is_kept(keep):
+    cache, work = IdempotencyCache(), Operation()
+    both = [asyncio.ensure_future(cache("a", work, keep=keep)) for _ in range(2)]
+    await asyncio.sleep(0)
+    work.released.set()
+    assert await asyncio.gather(*both) == [b"done", b"done"]
+    assert work.runs == 1
+    assert await cache("a", work, keep=keep) == b"done"
+    assert (work.runs, len(cache)) == ((1, 1) if keep else (2, 0))
+    await cache("b", work, keep=keep)
+    assert work.runs == (2 if keep else 3), "another key is another run"
+
+
+async def test_responses_expire_by_age_and_by_size_and_replacing_one_takes_no_more_memory():
+    now, largest = 0.0, 2 * (ENTRY_OVERHEAD_BYTES + 6)
+    cache, work = IdempotencyCache(seconds=10, largest=largest, clock=lambda: now), Operation(b"12345")
+    work.released.set()
+    for key in "abc":
+        await cache(key, work)
+    assert len(cache) == 2
+    now = 11.0
+    await cache("d", work)
+    assert len(cache) == 1
+    cache, slow = IdempotencyCache(seconds=10, largest=largest, clock=lambda: now), Operation(b"54321")
+    cancelled = asyncio.ensure_future(cache("a", slow))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    slow.released.set()
+    for key in "ab":
+        await cache(key, work)
+    await asyncio.gather(cancelled, return_exceptions=True)
+    assert len(cache) == 2
