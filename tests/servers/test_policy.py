@@ -4,107 +4,91 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import httpx
 import pytest
 from openai import InternalServerError
-from pydantic import ValidationError
 
 from gymsdk import responses
 from gymsdk.errors import Failed, UsageError
-from gymsdk.testing.endpoint import build_app, serve
+from gymsdk.testing.endpoint import REQUEST_TRACKER, build_app, serve
 from gymsdk.testing.faults import NO_FAULT, Faults
 
-from .engines import FLAT, HELLO, FixedModel, endpoint_client, openai
+from .engines import BODIES, FLAT, HELLO, FixedModel, SlowModel, anthropic, endpoint_client, openai, root
+from .nodes import wait_until
 
 CALL = responses.build_function_call("add", '{"a":1}', "c1")
 
 
-async def test_the_sdk_reads_a_chat_completion() -> None:
-    async with openai(FixedModel(responses.build_reasoning("hmm"), responses.build_message("hello"))) as client:
-        completion = await client.chat.completions.create(model="stub", messages=[{"role": "user", "content": "hi"}])
-    [choice] = completion.choices
-    assert (choice.message.content, choice.finish_reason, completion.model) == ("hello", "stop", "stub")
-    assert completion.usage is not None
-    assert completion.usage.total_tokens == 7
+async def test_both_sdks_list_its_models():
+    async with openai(FixedModel(), faults=Faults(context=99)) as client:
+        assert [model.id async for model in client.models.list()] == ["stub"]
+        one: Any = await client.models.retrieve("stub")
+    assert (one.id, one.max_model_len) == ("stub", 99)
+    async with anthropic(FixedModel()) as other:
+        assert [found.id async for found in other.models.list()] == ["stub"]
+        assert (await other.models.retrieve("stub")).display_name == "stub"
+    async with endpoint_client(FixedModel()) as plain:
+        assert (await plain.get("models/another")).status_code == 404
+        assert (await plain.get(root(plain, "/"))).json() == {"status": "ok"}
 
 
-async def test_the_sdk_reads_the_tool_calls_of_a_chat_completion() -> None:
-    async with openai(FixedModel(CALL)) as client:
-        completion = await client.chat.completions.create(model="stub", messages=[{"role": "user", "content": "hi"}])
-    [choice] = completion.choices
-    [call] = choice.message.tool_calls or []
-    assert (choice.finish_reason, call.id, call.function.arguments) == ("tool_calls", "c1", '{"a":1}')
-
-
-async def test_the_sdk_reads_a_response() -> None:
+async def test_the_sdk_reads_a_response():
     async with openai(FixedModel(responses.build_message("hello"), CALL)) as client:
         response = await client.responses.create(model="stub", input="hi", tools=[FLAT], temperature=0.5)
     assert (response.output_text, response.status, response.temperature) == ("hello", "completed", 0.5)
     assert [item.type for item in response.output] == ["message", "function_call"]
-    assert response.usage is not None
     assert response.usage.total_tokens == 7
 
 
-async def test_the_sdk_lists_the_one_model() -> None:
-    async with openai(FixedModel()) as client:
-        assert [model.id async for model in client.models.list()] == ["stub"]
-
-
-async def test_the_root_answers() -> None:
-    async with endpoint_client(FixedModel()) as client:
-        assert (await client.get(str(client.base_url).replace("/v1/", "/"))).json() == {"status": "ok"}
-
-
-async def test_the_policy_receives_items_and_tools() -> None:
-    model = FixedModel()
-    function = {"name": "add", "parameters": {}}
+async def test_the_policy_receives_items_and_tools():
+    model, function = FixedModel(), {"name": "add", "parameters": {}}
     body = HELLO | {"tools": [{"type": "function", "function": function}], "max_tokens": 5, "top_k": 2}
     async with endpoint_client(model) as client:
         await client.post("chat/completions", json=body)
-    assert model.requests == [
-        {
-            "input": [{"role": "user", "content": "hi"}],
-            "tools": [{"type": "function"} | function],
-            "max_output_tokens": 5,
-            "top_k": 2,
-        }
-    ]
+    tools = [{"type": "function"} | function]
+    assert model.requests == [{"input": HELLO["messages"], "tools": tools, "max_output_tokens": 5, "top_k": 2}]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("chat/completions", "{torn", None),
-        ("chat/completions", "[1]", None),
-        ("chat/completions", "{}", "messages"),
-        ("chat/completions", '{"messages": "hi"}', "messages"),
-        ("chat/completions", '{"messages": [{"content": "hi"}]}', "messages"),
-        ("chat/completions", '{"messages": [{"role": "assistant", "tool_calls": [7]}]}', "messages"),
-        ("chat/completions", '{"messages": [{"role": "user", "content": "x"}], "n": 0}', "n"),
-        ("responses", "{}", "input"),
-        ("responses", '{"input": ["x"]}', "input"),
-    ],
-)
-async def test_a_bad_request_is_answered_in_openais_form(path: str, body: str, param: str | None) -> None:
+async def test_a_bad_request_is_answered_in_openais_form_with_a_message():
     async with endpoint_client(FixedModel()) as client:
-        answer = await client.post(path, content=body)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert (error["type"], error["param"]) == ("invalid_request_error", param)
-    assert error["message"]
+        for path, body, param, message in (
+            ("chat/completions", "{torn", None, ""),
+            ("chat/completions", "[1]", None, ""),
+            ("chat/completions", "{}", "messages", ""),
+            ("chat/completions", '{"messages": "hi"}', "messages", ""),
+            ("chat/completions", '{"messages": [{"content": "hi"}]}', "messages", ""),
+            ("chat/completions", '{"messages": [{"role": "assistant", "tool_calls": [7]}]}', "messages", ""),
+            ("chat/completions", '{"messages": [{"role": "user", "content": "x"}], "n": 0}', "n", ""),
+            ("chat/completions", '{"messages": []}', ..., "'messages' is empty"),
+            ("responses", "{}", "input", ""),
+            ("responses", '{"input": ["x"]}', "input", ""),
+            ("responses", '{"input": []}', ..., "'input' is empty"),
+            ("responses", '{"input": "hi", "previous_response_id": "r"}', ..., "send the whole conversation"),
+            ("responses", '{"input": "hi", "conversation": "c"}', ..., "send the whole conversation"),
+            (
+                "responses",
+                '{"input": "hi", "tools": [{"type": "web_search"}]}',
+                ...,
+                "runs no tools of type 'web_search'",
+            ),
+            ("responses", '{"input": [{"type": "item_reference"}]}', ..., "no item of type 'item_reference'"),
+        ):
+            answer = await client.post(path, content=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (400, "invalid_request_error"), body
+            assert param is ... or error["param"] == param, body
+            assert error["message"]
+            assert message in error["message"]
 
 
-@pytest.mark.parametrize(("retryable", "status"), [(True, 503), (False, 422)])
-async def test_a_failed_policy_is_an_error_with_its_kind(retryable: bool, status: int) -> None:
-    failure = Failed("no episode", kind="model_needs_episode", retryable=retryable)
-    async with endpoint_client(FixedModel(failure=failure)) as client:
-        answer = await client.post("responses", json={"input": "hi"})
-    assert answer.status_code == status
-    assert answer.json()["error"]["code"] == "model_needs_episode"
-
-
-async def test_a_large_prompt_is_read() -> None:
+async def test_a_failed_policy_is_an_error_with_its_kind_and_a_large_prompt_is_read():
+    for retryable, status in ((True, 503), (False, 422)):
+        failure = Failed("no episode", kind="model_needs_episode", retryable=retryable)
+        async with endpoint_client(FixedModel(failure=failure)) as client:
+            answer = await client.post("responses", json={"input": "hi"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, "model_needs_episode")
     model = FixedModel()
     async with endpoint_client(model) as client:
         await client.post("responses", json={"input": "x" * 5_000_000})
@@ -124,25 +108,20 @@ async def statuses(faults: Faults, calls: int = 40) -> list[int]:
 
 
 @pytest.mark.slow
-async def test_errors_and_disconnects_occur_at_their_rates() -> None:
+async def test_errors_and_disconnects_occur_at_their_rates():
     found = await statuses(Faults(errors=0.3, cuts=0.3), calls=200)
     assert sum(status >= 500 for status in found) == pytest.approx(60, abs=25)
     assert found.count(0) == pytest.approx(60, abs=25)
     assert found.count(200) == pytest.approx(80, abs=25)
 
 
-async def test_the_same_seed_fails_the_same_calls() -> None:
+async def test_the_same_seed_fails_the_same_calls_and_a_policy_without_faults_never_fails():
     faults = Faults(errors=0.4, cuts=0.2, seed=7)
     assert await statuses(faults) == await statuses(faults) != await statuses(Faults(errors=0.4, cuts=0.2, seed=8))
-
-
-async def test_a_policy_without_faults_never_fails() -> None:
     assert await statuses(NO_FAULT) == [200] * 40
 
 
-async def test_a_dropped_connection_ends_before_or_during_the_response_without_a_traceback(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_dropped_connection_ends_before_or_during_the_response_without_a_traceback(caplog):
     during_response = set()
     async with endpoint_client(FixedModel(responses.build_message("x" * 1000)), faults=Faults(cuts=1)) as client:
         for _ in range(20):
@@ -153,13 +132,10 @@ async def test_a_dropped_connection_ends_before_or_during_the_response_without_a
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_the_sdk_reads_an_injected_error() -> None:
+async def test_the_sdk_reads_an_injected_error_and_latency_is_the_minimum_duration():
     async with openai(FixedModel(), faults=Faults(errors=1)) as client:
         with pytest.raises(InternalServerError, match="on purpose"):
             await client.responses.create(model="stub", input="hi")
-
-
-async def test_latency_is_the_minimum_duration_of_a_response() -> None:
     loop = asyncio.get_running_loop()
     async with endpoint_client(FixedModel(), faults=Faults(latency=0.05)) as client:
         start = loop.time()
@@ -167,27 +143,78 @@ async def test_latency_is_the_minimum_duration_of_a_response() -> None:
     assert loop.time() - start >= 0.05
 
 
-@pytest.mark.parametrize("wrong", [{"errors": 1.5}, {"latency": -1}, {"errors": 0.6, "cuts": 0.6}, {"lag": 1}])
-def test_invalid_faults_are_rejected(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValidationError):
-        Faults.model_validate(wrong)
-
-
-async def test_the_port_is_free_again_afterwards() -> None:
+async def test_a_host_that_others_reach_needs_the_insecure_option():
     async with serve(build_app(FixedModel())) as url:
         port = int(url.split(":")[2].partition("/")[0])
+    # The port is free again afterwards.
     async with serve(build_app(FixedModel()), port=port) as again:
         assert again == url
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.0.2.1"])
-async def test_a_host_that_others_reach_needs_the_insecure_option(host: str) -> None:
-    with pytest.raises(UsageError, match="insecure=True"):
-        async with serve(build_app(FixedModel()), host=host):
+    for host in ("0.0.0.0", "", "::", "192.0.2.1"):
+        with pytest.raises(UsageError, match="insecure=True"):
+            async with serve(build_app(FixedModel()), host=host):
+                pass
+    async with serve(build_app(FixedModel()), host="0.0.0.0", insecure=True) as url, httpx.AsyncClient() as client:
+        assert (await client.get(url.replace("0.0.0.0", "127.0.0.1") + "/models")).status_code == 200
+    with pytest.raises(UsageError, match=r"'no such' is not an address of this machine .*; listen on 127\.0\.0\.1"):
+        async with serve(build_app(FixedModel()), host="no such", insecure=True):
             pass
 
 
-async def test_an_insecure_host_is_served_on() -> None:
-    async with serve(build_app(FixedModel()), host="0.0.0.0", insecure=True) as url, httpx.AsyncClient() as client:
-        answer = await client.get(url.replace("0.0.0.0", "127.0.0.1") + "/models")
-    assert answer.status_code == 200
+async def test_running_requests_finish_before_the_server_stops():
+    slow = SlowModel()
+    async with httpx.AsyncClient() as client:
+        async with serve(build_app(slow, name="slow")) as url:
+            answer = asyncio.create_task(client.post(f"{url}/chat/completions", json=HELLO))
+            await wait_until(lambda: slow.started)
+            asyncio.get_running_loop().call_later(0.1, slow.released.set)
+        assert (await answer).json()["choices"][0]["message"]["content"] == "hello"
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_interrupted_request_gets_an_error_of_its_api(path):
+    slow, body = SlowModel(), BODIES[path]
+    served = build_app(slow, name="slow")
+    async with httpx.AsyncClient() as client, serve(served) as url:
+        answer = asyncio.create_task(client.post(f"{url}/{path}", json=body))
+        await wait_until(lambda: slow.started)
+        await served[REQUEST_TRACKER].end(grace=0.05)
+        interrupted = await answer
+        later = await client.post(f"{url}/{path}", json=body)
+    for found in (interrupted, later):
+        assert (found.status_code, found.headers["retry-after"]) == (503, "5")
+        assert "has been stopped" in found.json()["error"]["message"]
+        assert ("type" in found.json()) == (path == "messages")
+
+
+async def test_an_unknown_path_is_rejected_in_the_form_of_its_api():
+    async with endpoint_client(FixedModel()) as client:
+        nowhere = await client.post("embeddings", json={})
+        anthropic_path = await client.post("files", json={}, headers={"anthropic-version": "2023-06-01"})
+        wrong = await client.get("messages")
+    assert (nowhere.status_code, nowhere.json()["error"]["type"]) == (404, "not_found_error")
+    assert (anthropic_path.status_code, anthropic_path.json()["type"]) == (404, "error")
+    assert (wrong.status_code, "type" in wrong.json()) == (405, True)
+    assert "use POST" in wrong.json()["error"]["message"]
+
+
+async def test_truncated_reasoning_shows_no_marker_and_text_keeps_characters_that_are_no_marker():
+    policy = FixedModel(responses.build_reasoning("hm hm"), responses.build_message("yes"))
+    async with endpoint_client(policy) as client:
+        for room in range(1, 30):
+            body = HELLO | {"max_tokens": room}
+            message = (await client.post("chat/completions", json=body)).json()["choices"][0]["message"]
+            assert "hm hm".startswith(message.get("reasoning_content", "").strip()), room
+            assert "yes".startswith(message["content"].strip()), room
+    async with endpoint_client(FixedModel(responses.build_message("1 < 2"))) as client:
+        answer = await client.post("chat/completions", json=HELLO | {"max_tokens": 3})
+    assert answer.json()["choices"][0]["message"]["content"] == "1 <"
+
+
+async def test_a_response_has_log_probabilities_if_requested():
+    async with openai(FixedModel(responses.build_reasoning("hm"), responses.build_message("yes"))) as client:
+        whole: Any = await client.responses.create(
+            model="any", input="hi", include=["message.output_text.logprobs"], top_logprobs=1
+        )
+        chances = whole.output[1].content[0].logprobs
+    assert "".join(token.token for token in chances) == "yes"
+    assert all(token.logprob < 0 and token.top_logprobs[0].token == token.token for token in chances)

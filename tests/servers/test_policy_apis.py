@@ -1,20 +1,24 @@
-"""A served policy in every API, streamed and not, as the SDKs of OpenAI and Anthropic read it."""
+"""A served policy in every API, streamed and not, as SDKs read it, with the token ids that trainers need."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import BaseModel
 
 from gymsdk import responses
+from gymsdk.convert.tokens import parse_token_fields
 from gymsdk.models.scripted import build
+from gymsdk.responses import build_usage
+from gymsdk.tokens.tokenizer import ByteTokenizer
+from gymsdk.types import Episode, Item
 
 from .engines import CALLS, FLAT, HELLO, THOUGHT, TOOL, FixedModel, anthropic, endpoint_client, openai, root
 
 TURN = (THOUGHT, responses.build_message("let me see"), *CALLS)
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 ADD = {"name": "add", "input_schema": {"type": "object", "properties": {}}}
 
 
@@ -30,51 +34,36 @@ def read_message(message: Any) -> tuple[Any, ...]:
 BOTH = [("c1", "add", '{"a": 1}'), ("c2", "add", '{"a": 2}')]
 
 
-async def test_a_chat_has_reasoning_text_and_parallel_calls() -> None:
+async def test_a_chat_has_reasoning_text_and_parallel_calls_streamed_or_not():
     async with openai(FixedModel(*TURN)) as client:
-        answer = await client.chat.completions.create(model="any", tools=[TOOL], **HELLO)
-    [choice] = answer.choices
-    assert read_message(choice.message) == ("let me see", BOTH, "two sums, then")
-    assert (choice.finish_reason, answer.model) == ("tool_calls", "stub")
+        whole = await client.chat.completions.create(model="any", tools=[TOOL], **HELLO)
+        # With tools, the SDK rejects calls with arguments that it may not parse.
+        options: Any = {"extra_body": {"tools": [TOOL]}, "stream_options": {"include_usage": True}}
+        async with client.chat.completions.stream(model="any", **options, **HELLO) as stream:
+            await stream.until_done()
+            streamed = await stream.get_final_completion()
+    for answer in (whole, streamed):
+        [choice] = answer.choices
+        assert read_message(choice.message) == ("let me see", BOTH, "two sums, then")
+        assert (choice.finish_reason, answer.model, answer.usage.total_tokens) == ("tool_calls", "stub", 7)
 
 
-async def test_a_streamed_chat_adds_up_to_the_same() -> None:
-    # With tools, the SDK rejects calls with arguments that it may not parse.
-    tools = {"tools": [TOOL]}
-    async with (
-        openai(FixedModel(*TURN)) as client,
-        client.chat.completions.stream(
-            model="any", extra_body=tools, stream_options={"include_usage": True}, **HELLO
-        ) as stream,
-    ):
-        async for _ in stream:
-            pass
-        answer = await stream.get_final_completion()
-    [choice] = answer.choices
-    assert read_message(choice.message) == ("let me see", BOTH, "two sums, then")
-    assert answer.usage is not None
-    assert answer.usage.total_tokens == 7
-
-
-@pytest.mark.parametrize(
-    ("reasoning", "content", "field"),
-    [
+async def test_a_chat_contains_reasoning_as_the_engine_is_configured():
+    model = FixedModel(responses.build_reasoning("hm"), responses.build_message("hello"))
+    for reasoning, content, field in (
         ("field", "hello", "hm"),
         ("tags", "<think>\nhm\n</think>\n\nhello", None),
         ("none", "hello", None),
-    ],
-)
-async def test_a_chat_contains_reasoning_as_the_engine_is_configured(
-    reasoning: str, content: str, field: str | None
-) -> None:
-    model = FixedModel(responses.build_reasoning("hm"), responses.build_message("hello"))
-    async with endpoint_client(model, reasoning=reasoning) as client:
-        message = (await client.post("chat/completions", json=HELLO)).json()["choices"][0]["message"]
-    assert (message["content"], message.get("reasoning_content")) == (content, field)
+    ):
+        async with endpoint_client(model, reasoning=reasoning) as client:
+            [choice] = (await client.post("chat/completions", json=HELLO)).json()["choices"]
+        message = choice["message"]
+        found = (message["content"], message.get("reasoning_content"), choice["finish_reason"])
+        assert found == (content, field, "stop")
 
 
 @pytest.mark.slow
-async def test_a_response_has_reasoning_text_and_parallel_calls_streamed_or_not() -> None:
+async def test_a_response_has_reasoning_text_and_parallel_calls_streamed_or_not():
     async with openai(FixedModel(*TURN)) as client:
         plain = await client.responses.create(model="any", input="hi", tools=[FLAT])
         async with client.responses.stream(model="any", input="hi", tools=[FLAT]) as stream:
@@ -82,28 +71,25 @@ async def test_a_response_has_reasoning_text_and_parallel_calls_streamed_or_not(
                 pass
             streamed = await stream.get_final_response()
     assert [item.type for item in plain.output] == ["reasoning", "message", "function_call", "function_call"]
-    items = [[item.model_dump(exclude={"parsed_arguments"}) for item in each.output] for each in (plain, streamed)]
+    items = [[item.model_dump(exclude={"parsed_arguments"}) for item in found.output] for found in (plain, streamed)]
     assert [item["type"] for item in items[0]] == [item["type"] for item in items[1]]
     assert [item.get("arguments") for item in items[0]] == [item.get("arguments") for item in items[1]]
     assert plain.output_text == streamed.output_text == "let me see"
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_a_message_has_text_and_parallel_tool_use(streamed: bool) -> None:
+async def test_a_message_has_text_and_parallel_tool_use():
     request: dict[str, Any] = {"model": "any", "max_tokens": 500, "tools": [ADD], **HELLO}
     async with anthropic(FixedModel(*TURN)) as client:
-        if streamed:
-            async with client.messages.stream(**request) as stream:
-                answer: Any = await stream.get_final_message()
-        else:
-            answer = await client.messages.create(**request)
-    blocks = [block for block in answer.content if block.type != "thinking"]
-    assert [block.type for block in blocks] == ["text", "tool_use", "tool_use"]
-    assert [block.input for block in blocks[1:]] == [{"a": 1}, {"a": 2}]
-    assert (answer.stop_reason, answer.usage.output_tokens) == ("tool_use", 4)
+        async with client.messages.stream(**request) as stream:
+            streamed = await stream.get_final_message()
+        for answer in (streamed, await client.messages.create(**request)):
+            blocks = [block for block in answer.content if block.type != "thinking"]
+            assert [block.type for block in blocks] == ["text", "tool_use", "tool_use"]
+            assert [block.input for block in blocks[1:]] == [{"a": 1}, {"a": 2}]
+            assert (answer.stop_reason, answer.usage.output_tokens) == ("tool_use", 4)
 
 
-async def test_calls_are_sequential_if_parallel_calls_are_disabled() -> None:
+async def test_calls_are_sequential_if_parallel_calls_are_disabled():
     async with openai(FixedModel(*TURN)) as client:
         chat = await client.chat.completions.create(model="any", tools=[TOOL], parallel_tool_calls=False, **HELLO)
         whole = await client.responses.create(model="any", input="hi", tools=[FLAT], parallel_tool_calls=False)
@@ -111,7 +97,7 @@ async def test_calls_are_sequential_if_parallel_calls_are_disabled() -> None:
     assert [item.type for item in whole.output] == ["reasoning", "message", "function_call"]
 
 
-async def test_images_are_accepted_in_every_api() -> None:
+async def test_images_are_accepted_in_every_api():
     url, question = f"data:image/png;base64,{PIXEL}", "what is this?"
     async with openai(build("echo")) as client:
         parts = [{"type": "text", "text": question}, {"type": "image_url", "image_url": {"url": url}}]
@@ -127,45 +113,173 @@ async def test_images_are_accepted_in_every_api() -> None:
     assert chat.choices[0].message.content == whole.output_text == message.content[0].text == question
 
 
-async def test_structured_output_is_requested_and_read() -> None:
+async def test_structured_output_is_requested_and_read():
     async with openai(FixedModel(responses.build_message('{"city": "Paris"}'))) as client:
         chat = await client.chat.completions.parse(model="any", response_format=Place, **HELLO)
         whole = await client.responses.parse(model="any", input="hi", text_format=Place)
     assert chat.choices[0].message.parsed == whole.output_parsed == Place(city="Paris")
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "shape"),
-    [
-        ("chat/completions", {}, {"error"}),
-        ("responses", {}, {"error"}),
-        ("messages", {"max_tokens": 5}, {"type", "error"}),
-    ],
-)
-async def test_each_api_has_its_own_form_of_errors(path: str, body: dict[str, Any], shape: set[str]) -> None:
+async def test_each_api_has_its_own_form_of_errors_and_an_engine_reports_its_health():
     async with endpoint_client(FixedModel()) as client:
-        answer = await client.post(path, json=body)
-    assert answer.status_code == 400
-    assert shape <= answer.json().keys()
-    assert answer.json()["error"]["message"]
+        for path, body, form in (
+            ("chat/completions", {}, {"error"}),
+            ("responses", {}, {"error"}),
+            ("messages", {"max_tokens": 5}, {"type", "error"}),
+            ("messages/count_tokens", {"messages": 7}, {"type", "error"}),
+        ):
+            answer = await client.post(path, json=body)
+            assert (answer.status_code, bool(answer.json()["error"]["message"])) == (400, True), path
+            assert form <= answer.json().keys()
+        assert (await client.get(root(client, "/health"))).status_code == 200
+        assert (await client.get(root(client, "/version"))).json()["version"]
+        [model] = (await client.get("models")).json()["data"]
+    assert (model["id"], model["max_model_len"]) == ("stub", None)
 
 
-async def test_the_tokens_of_a_message_are_counted() -> None:
+async def test_the_tokens_of_a_message_are_counted():
     async with anthropic(FixedModel()) as client:
         counted = await client.messages.count_tokens(model="any", tools=[ADD], **HELLO)
         fewer = await client.messages.count_tokens(model="any", **HELLO)
     assert counted.input_tokens > fewer.input_tokens > 2
 
 
-async def test_a_prompt_that_cannot_be_counted_is_rejected_in_anthropics_form() -> None:
-    async with endpoint_client(FixedModel()) as client:
-        answer = await client.post("messages/count_tokens", json={"messages": 7})
-    assert (answer.status_code, answer.json()["type"]) == (400, "error")
+TOKEN_OPTIONS = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
+TURNS = [
+    [THOUGHT, responses.build_message("let me see"), *CALLS],
+    [*CALLS[:1]],
+    [responses.build_message("")],
+    [responses.build_reasoning("nearly"), responses.build_message("déjà <|im_end|> vu")],
+    [responses.build_message("done")],
+]
 
 
-async def test_an_engine_reports_its_health() -> None:
+class TurnModel:
+    """A model that returns its turns in order, according to the conversation so far."""
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        turn = sum("said by the user" in str(item.get("content")) for item in request["input"]) - 1
+        return responses.build_response(TURNS[turn], model="talks", usage=build_usage(0, 0), request=request)
+
+
+async def play_turns(client: httpx.AsyncClient, extra: Item) -> list[Item]:
+    """Return the completions of a conversation that a client continues with the returned messages."""
+    completions, messages = [], [{"role": "system", "content": "Be kind."}]
+    for number in range(len(TURNS)):
+        messages = [*messages, {"role": "user", "content": f"{number} said by the user"}]
+        body = {"messages": messages, "tools": [TOOL], **TOKEN_OPTIONS, **extra}
+        completion = (await client.post("chat/completions", json=body)).json()
+        message = completion["choices"][0]["message"]
+        completions.append(completion)
+        outputs = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "3"} for call in message.get("tool_calls") or []
+        ]
+        messages = [*messages, message, *outputs]
+    return completions
+
+
+@pytest.mark.parametrize("reasoning", ["field", "tags", "none"])
+@pytest.mark.parametrize("extra", [{}, {"return_tokens_as_token_ids": True}])
+async def test_each_prompt_begins_with_the_previous_prompt_and_response(reasoning, extra):
+    async with endpoint_client(TurnModel(), reasoning=reasoning, kind="nemo-rl" if extra else "vllm") as client:
+        completions = await play_turns(client, extra)
+    token_ids: list[int] = []
+    for completion in completions:
+        prompt, ids = completion["prompt_token_ids"], completion["choices"][0]["token_ids"]
+        assert prompt[: len(token_ids)] == token_ids
+        token_ids = prompt + ids
+    assert len(token_ids) > 300
+
+
+async def test_each_prompt_of_responses_begins_with_the_previous_prompt_and_response():
+    items: list[Item] = []
+    token_ids: list[int] = []
+    async with endpoint_client(TurnModel()) as client:
+        for number in range(len(TURNS)):
+            items.append({"role": "user", "content": f"{number} said by the user"})
+            body = {"input": items, "tools": [FLAT], "instructions": "Be kind.", "return_token_ids": True}
+            output = (await client.post("responses", json=body)).json()["output"]
+            assert output[-1]["prompt_token_ids"][: len(token_ids)] == token_ids
+            token_ids = output[-1]["prompt_token_ids"] + output[-1]["generation_token_ids"]
+            calls = [item for item in output if item["type"] == "function_call"]
+            items += [*output, *(responses.build_function_call_output(call["call_id"], "3") for call in calls)]
+    assert len(token_ids) > 300
+
+
+async def test_the_token_ids_decode_to_the_text_and_the_end_of_the_turn():
+    async with endpoint_client(FixedModel(THOUGHT, responses.build_message("so be it"))) as client:
+        completion = (await client.post("chat/completions", json=HELLO | TOKEN_OPTIONS)).json()
+    ids = completion["choices"][0]["token_ids"]
+    assert ByteTokenizer().decode(ids) == "<think>\ntwo sums, then\n</think>\n\nso be it<|im_end|>"
+    assert completion["usage"]["prompt_tokens"] == len(completion["prompt_token_ids"])
+    assert completion["usage"]["completion_tokens"] == len(ids)
+
+
+async def test_each_token_id_has_one_finite_negative_log_probability():
+    async with openai(FixedModel(responses.build_message("Zürich"))) as client:
+        completion = await client.chat.completions.create(model="any", logprobs=True, top_logprobs=1, **HELLO)
+    content = completion.choices[0].logprobs.content or []
+    assert [token.bytes for token in content[:-1]] == [[byte] for byte in "Zürich".encode()]
+    assert all(-2 < token.logprob < 0 and token.top_logprobs[0].logprob == token.logprob for token in content)
+
+
+async def test_the_message_has_the_token_fields_if_ids_and_log_probabilities_are_requested():
+    request = HELLO | TOKEN_OPTIONS | {"return_tokens_as_token_ids": True}
+    async with endpoint_client(FixedModel(), kind="nemo-rl") as client:
+        body = (await client.post("chat/completions", json=request)).json()
+        plain = (await client.post("chat/completions", json=HELLO)).json()
     async with endpoint_client(FixedModel()) as client:
-        assert (await client.get(root(client, "/health"))).status_code == 200
-        assert (await client.get(root(client, "/version"))).json()["version"]
-        [model] = (await client.get("models")).json()["data"]
-    assert (model["id"], model["max_model_len"]) == ("stub", None)
+        [choice] = (await client.post("chat/completions", json=request)).json()["choices"]
+    message = body["choices"][0]["message"]
+    assert message["prompt_token_ids"] == body["prompt_token_ids"]
+    assert message["generation_token_ids"] == body["choices"][0]["token_ids"]
+    assert parse_token_fields(body) == {key: message[key] for key in responses.TOKEN_FIELDS}
+    assert not {*responses.TOKEN_FIELDS} & plain["choices"][0]["message"].keys()
+    # The ids replace the tokens in the log-probabilities.
+    replaced = [entry["token"] for entry in choice["logprobs"]["content"]]
+    assert replaced == [f"token_id:{token}" for token in choice["token_ids"]]
+
+
+async def test_a_stream_has_the_same_token_ids():
+    async with openai(FixedModel()) as client:
+        request: Any = {"model": "any", "extra_body": {"return_token_ids": True}, "logprobs": True, **HELLO}
+        plain = await client.chat.completions.create(**request)
+        chunks = [chunk.model_dump() async for chunk in await client.chat.completions.create(stream=True, **request)]
+    prompts = [chunk["prompt_token_ids"] for chunk in chunks if chunk.get("prompt_token_ids")]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    ids = [token for choice in choices for token in choice.get("token_ids") or []]
+    tokens = [entry for choice in choices for entry in (choice["logprobs"] or {}).get("content") or []]
+    assert prompts == [plain.model_dump()["prompt_token_ids"]]
+    assert ids == plain.model_dump()["choices"][0]["token_ids"]
+    assert len(tokens) == len(ids)
+
+
+async def test_tokenize_returns_the_prompt_token_ids_of_a_completion():
+    chat = HELLO | {"tools": [TOOL]}
+    async with endpoint_client(build("echo")) as client:
+        completion = (await client.post("chat/completions", json=chat | {"return_token_ids": True})).json()
+        body = (await client.post(root(client, "/tokenize"), json=chat)).json()
+        text = (await client.post(root(client, "/detokenize"), json={"tokens": body["tokens"]})).json()["prompt"]
+        open_ended = {"messages": [*HELLO["messages"], {"role": "assistant", "content": "well"}]}
+        continued = await client.post(root(client, "/tokenize"), json=open_ended | {"continue_final_message": True})
+    assert body["tokens"] == completion["prompt_token_ids"]
+    assert body["count"] == completion["usage"]["prompt_tokens"]
+    assert text.endswith("<|im_start|>assistant\n")
+    assert ByteTokenizer().decode(continued.json()["tokens"]).endswith("<|im_start|>assistant\nwell")
+
+
+async def test_text_tokenizes_and_detokenizes_and_unsupported_content_is_rejected():
+    async with endpoint_client(FixedModel()) as client:
+        body = (await client.post(root(client, "/tokenize"), json={"prompt": "hé", "return_token_strs": True})).json()
+        back = (await client.post(root(client, "/detokenize"), json={"tokens": body["tokens"]})).json()
+        assert (body["count"], body["token_strs"][0], back) == (3, "h", {"prompt": "hé"})
+        for path, wrong in (
+            ("/tokenize", {}),
+            ("/tokenize", {"prompt": 7}),
+            ("/tokenize", {"messages": [7]}),
+            ("/tokenize", {"messages": [{"role": "nobody", "content": "x"}]}),
+            ("/detokenize", {"tokens": "x"}),
+            ("/detokenize", {"tokens": [9999]}),
+        ):
+            answer = await client.post(root(client, path), json=wrong)
+            assert (answer.status_code, bool(answer.json()["error"]["message"])) == (400, True), wrong
