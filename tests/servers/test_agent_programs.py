@@ -22,7 +22,7 @@ from gymsdk.servers.capture import TokenCapturingModel
 from gymsdk.tokens.capture import TokenCaptureFolder
 from gymsdk.types import Item, extract_text
 
-from .app_helpers import serve_app
+from .app_helpers import serve_app, serve_handler
 
 OVERFLOW = "This model's maximum context length is 40960 tokens. However, your request has 50000 input tokens."
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -50,13 +50,10 @@ class Engine:
 @asynccontextmanager
 async def serve(engine: Engine, **options: Any) -> AsyncIterator[str]:
     """Serve a model server in front of *engine* and yield its base URL."""
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", engine.answer)
-    async with (
-        testing.serve(app) as url,
-        serve_app(server.create_app(model("vllm/m", base_url=url, wait=0.01, **options))) as proxy,
-    ):
-        yield proxy
+    async with serve_handler(engine.answer) as url:
+        policy = model("vllm/m", base_url=f"{url}/v1", wait=0.01, **options)
+        async with serve_app(server.create_app(policy)) as proxy:
+            yield proxy
 
 
 async def post(url: str, path: str, **fields: Any) -> httpx.Response:

@@ -11,10 +11,9 @@ from aiohttp import web
 from gymsdk import model
 from gymsdk.convert import chat, chat_inbound
 from gymsdk.servers.model import create_app
-from gymsdk.testing.endpoint import serve
 from gymsdk.types import Item
 
-from .app_helpers import app_client
+from .app_helpers import app_client, serve_handler
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 TOOL: Item = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
@@ -57,19 +56,18 @@ async def continue_messages(http: httpx.AsyncClient) -> str:
 
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("converse", [continue_chat, continue_responses, continue_messages])
-async def test_empty_reasoning_goes_back_to_the_engine_through_each_api(converse: object, field: str) -> None:
+async def test_empty_reasoning_goes_back_to_the_engine_through_each_api(converse, field):
     async def answer(request: web.Request) -> web.Response:
         return answer_as_strict_engine(await request.json(), field)
 
-    application = web.Application()
-    application.router.add_post("/v1/chat/completions", answer)
-    async with serve(application) as url, app_client(create_app(model("vllm/m", base_url=url, retries=0))) as http:
-        assert callable(converse)
-        assert "Done." in await converse(http)
+    async with serve_handler(answer) as url:
+        policy = model("vllm/m", base_url=f"{url}/v1", retries=0)
+        async with app_client(create_app(policy)) as http:
+            assert "Done." in await converse(http)
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_empty_reasoning_is_an_item_and_a_message_beside_it_stays(field: str) -> None:
+def test_empty_reasoning_is_an_item_and_a_message_beside_it_stays(field):
     completion = {"choices": [{"message": {"role": "assistant", "content": "", field: ""}, "finish_reason": "stop"}]}
     response = chat.parse_completion(completion, {})
     assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
@@ -83,7 +81,7 @@ def test_empty_reasoning_is_an_item_and_a_message_beside_it_stays(field: str) ->
 
 
 @pytest.mark.parametrize("value", [None, ...])
-def test_a_message_without_reasoning_has_none(value: object) -> None:
+def test_a_message_without_reasoning_has_none(value):
     message: Item = {"role": "assistant", "content": "hi"} | ({} if value is ... else dict.fromkeys(FIELDS))
     response = chat.parse_completion({"choices": [{"message": message, "finish_reason": "stop"}]}, {})
     assert [item["type"] for item in response["output"]] == ["message"]

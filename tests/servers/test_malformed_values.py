@@ -63,8 +63,8 @@ ROWS = {"verify_responses": [ROW | {"reward": 1.0, "response": {"usage": {"total
 def list_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in inner:
-        yield from list_paths(each, (*path, key))
+    for key, odd in inner:
+        yield from list_paths(odd, (*path, key))
 
 
 def replace_value(body: Item, path: tuple[Any, ...], value: object) -> object:
@@ -85,10 +85,9 @@ def dump(body: object) -> bytes:
         return json.dumps(body).encode()
 
 
+NOWHERE = "http://127.0.0.1:9"
 APPS: dict[str, Callable[[Environment, ScriptedModel], FastAPI]] = {
-    "agent": lambda environment, policy: agent.create_app(
-        environment, policy, resources=RemoteEnvironment("http://127.0.0.1:9", "counter")
-    ),
+    "agent": lambda made, policy: agent.create_app(made, policy, resources=RemoteEnvironment(NOWHERE, "counter")),
     "environment": environment.create_app,
     "model": lambda _, policy: model.create_app(policy),
 }
@@ -113,16 +112,17 @@ async def test_a_body_with_a_malformed_value_gets_a_response(counter, policy, se
     async with app_client(APPS[server](counter(), policy("done"))) as client:
         assert (await client.post(path, json=body)).status_code == 200
         for value_path in list_paths(body):
-            for each in MALFORMED_VALUES:
-                answer = await client.post(path, content=dump(replace_value(body, value_path, each)))
-                assert answer.status_code in {200, 400, 409, 422, 503}, (value_path, each, answer.text)
+            for odd in MALFORMED_VALUES:
+                answer = await client.post(path, content=dump(replace_value(body, value_path, odd)))
+                assert answer.status_code in {200, 400, 409, 422, 503}, (value_path, odd, answer.text)
                 assert answer.status_code == 200 or answer.json().keys() & {"detail", "error"}
 
 
+MESSAGE: Item = {"type": "message", "role": "assistant"}
 OUTPUTS: tuple[tuple[Item, str], ...] = (
-    ({"type": "message", "role": {}, "content": "x"}, "response.output.0.role"),
-    ({"type": "message", "role": "assistant", "content": [1]}, "response.output.0.content"),
-    ({"type": "message", "role": "assistant", "content": [{"type": []}]}, "response.output.0.content.0.type"),
+    (MESSAGE | {"role": {}, "content": "x"}, "response.output.0.role"),
+    (MESSAGE | {"content": [1]}, "response.output.0.content"),
+    (MESSAGE | {"content": [{"type": []}]}, "response.output.0.content.0.type"),
     ({"type": "function_call_output", "call_id": "c", "output": {"a": 1}}, "response.output.0.output"),
     ({"type": "reasoning", "summary": "x"}, "response.output.0.summary"),
     ({"type": {}, "content": "x"}, "response.output.0.type"),

@@ -13,36 +13,19 @@ import pytest
 from anthropic import NotFoundError
 from openai import AsyncOpenAI
 
-from gymsdk import Failed, model, responses
+from gymsdk import Failed, model
 from gymsdk.cluster.router import STICKY_KEY
 from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.edge.addresses import bind_socket
 from gymsdk.edge.listener import Listener
-from gymsdk.responses import build_usage
 from gymsdk.servers import model as server
 from gymsdk.types import Episode, Item, Model
 
 from .app_helpers import app_client, serve_app
+from .engines import FixedModel
 from .proxies import sdks
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
-
-
-class FixedModel:
-    """A model that returns the same items for every request, or fails, and records the requests."""
-
-    name = "replies"
-
-    def __init__(self, *output: Item, failure: Failed | None = None) -> None:
-        self.output = list(output) or [responses.build_message("hello")]
-        self.failure = failure
-        self.requests: list[Item] = []
-
-    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        self.requests.append(request)
-        if self.failure:
-            raise self.failure
-        return responses.build_response(self.output, model="replies", usage=build_usage(3, 4), request=request)
 
 
 class DeepModel(FixedModel):
@@ -62,7 +45,7 @@ def sdk(client: httpx.AsyncClient, base: str = "/v1") -> AsyncOpenAI:
 
 
 @pytest.mark.parametrize("base", ["/v1", "/ng-rollout/r1/v1", "/ng-rollout/r1/training-token-capture/v1"])
-async def test_the_sdk_reads_both_forms_under_every_prefix(base: str) -> None:
+async def test_the_sdk_reads_both_forms_under_every_prefix(base):
     async with app_client(server.create_app(FixedModel())) as client:
         chat = await sdk(client, base).chat.completions.create(
             model="any", messages=[{"role": "user", "content": "hi"}]
@@ -83,7 +66,7 @@ class AffinityModel(FixedModel):
         return await super().respond(request, episode=episode)
 
 
-async def test_affinity_follows_the_rollout_or_the_clients_cache_key() -> None:
+async def test_affinity_follows_the_rollout_or_the_clients_cache_key():
     model_under_test = AffinityModel()
     async with app_client(server.create_app(model_under_test)) as client:
         await client.post("/ng-rollout/r1/v1/responses", json={"input": "a", "prompt_cache_key": "k"})
@@ -93,38 +76,28 @@ async def test_affinity_follows_the_rollout_or_the_clients_cache_key() -> None:
     assert model_under_test.affinity_keys == ["r1", "r1", "k", None]
 
 
-async def test_unknown_details_are_zero_for_clients_that_reject_null() -> None:
+async def test_a_model_is_listed_under_its_served_name_and_its_own_for_both_sdks():
     async with app_client(server.create_app(FixedModel())) as client:
-        usage = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
-    assert usage["input_tokens_details"] == {"cached_tokens": 0}
-    assert usage["output_tokens_details"] == {"reasoning_tokens": 0}
-
-
-async def test_the_sdk_lists_the_one_model() -> None:
-    async with app_client(server.create_app(FixedModel())) as client:
-        assert [each.id async for each in sdk(client).models.list()] == ["replies"]
-
-
-async def test_a_model_is_listed_under_its_served_name_and_its_own() -> None:
-    async with app_client(server.create_app(FixedModel(), serves="org/policy")) as client:
-        assert [each.id async for each in sdk(client).models.list()] == ["org/policy", "replies"]
-        assert (await sdk(client).models.retrieve("org/policy")).id == "org/policy"
-
-
-async def test_the_list_of_models_has_anthropics_fields_too() -> None:
-    async with serve_app(server.create_app(FixedModel(), serves="org/policy")) as url, sdks(url) as (_, anthropic):
-        assert [each.display_name async for each in anthropic.models.list()] == ["org/policy", "replies"]
+        assert [found.id async for found in sdk(client).models.list()] == ["replies"]
+    async with (
+        serve_app(server.create_app(FixedModel(), serves="org/policy")) as url,
+        sdks(url) as (openai, anthropic),
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        assert [found.id async for found in openai.models.list()] == ["org/policy", "replies"]
+        assert (await openai.models.retrieve("org/policy")).id == "org/policy"
+        assert [found.display_name async for found in anthropic.models.list()] == ["org/policy", "replies"]
         assert (await anthropic.models.retrieve("org/policy")).type == "model"
         with pytest.raises(NotFoundError, match="lists org/policy, replies"):
             await anthropic.models.retrieve("another")
-
-
-async def test_an_unknown_model_name_is_not_found_but_can_be_requested() -> None:
-    async with app_client(server.create_app(FixedModel())) as client:
         missing = await client.get("/v1/models/another")
         answer = await client.post("/v1/responses", json={"input": "hi", "model": "another"})
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
     assert (answer.status_code, answer.json()["model"]) == (200, "replies")
+    # Some clients reject null where a detail of the usage is unknown.
+    usage = answer.json()["usage"]
+    assert usage["input_tokens_details"] == {"cached_tokens": 0}
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 0}
 
 
 @pytest.mark.parametrize(
@@ -135,9 +108,7 @@ async def test_an_unknown_model_name_is_not_found_but_can_be_requested() -> None
         ("/gym/policy_model/v1/responses", "/gym/policy_model", False),
     ],
 )
-async def test_a_request_that_the_stop_interrupts_gets_an_error_of_its_api(
-    path: str, prefix: str, is_anthropic: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_request_that_the_stop_interrupts_gets_an_error_of_its_api(path, prefix, is_anthropic, caplog):
     caplog.set_level(logging.INFO, "gymsdk.requests")
     arrived = asyncio.Event()
 
@@ -162,11 +133,15 @@ async def test_a_request_that_the_stop_interrupts_gets_an_error_of_its_api(
     assert logged == [503], "the status that the client got"
 
 
-async def test_a_path_outside_of_all_apis_is_not_found() -> None:
+async def test_a_path_outside_of_all_apis_is_not_found():
     async with app_client(server.create_app(FixedModel())) as client:
         answer = await client.post("/v1/embeddings", json={})
         wrong = await client.get("/v1/messages")
         outside = await client.get("/nowhere")
+        for path in ("completions", "chat/completions", "responses", "responses/input_tokens"):
+            # An error at a path of OpenAI has its form for every client.
+            found = await client.get(f"/v1/{path}", headers={"anthropic-version": "2023-06-01"})
+            assert (found.status_code, found.json().keys()) == (405, {"error"}), path
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (404, "not_found_error")
     assert "/v1/chat/completions" in error["message"]
@@ -175,90 +150,59 @@ async def test_a_path_outside_of_all_apis_is_not_found() -> None:
     assert outside.json().keys() == {"detail"}
 
 
-@pytest.mark.parametrize("path", ["completions", "chat/completions", "responses", "responses/input_tokens"])
-async def test_an_error_at_a_path_of_openai_has_its_form_for_every_client(path: str) -> None:
-    async with app_client(server.create_app(FixedModel())) as client:
-        wrong = await client.get(f"/v1/{path}", headers={"anthropic-version": "2023-06-01"})
-    assert (wrong.status_code, wrong.json().keys()) == (405, {"error"})
-
-
 @pytest.mark.parametrize("path", ["responses", "chat/completions", "messages"])
-@pytest.mark.parametrize(
-    ("content", "headers", "status"),
-    [
-        (b"{torn", {}, 400),
-        (b"[1]", {}, 400),
-        (b"", {}, 400),
-        (b'{"messages":' + b"[" * 20000 + b"]" * 20000 + b"}", {}, 400),
-        (b"{}", {"content-length": str(2**40)}, 413),
-    ],
-    ids=["torn", "list", "empty", "deep", "large"],
-)
-async def test_an_invalid_body_is_answered_in_the_form_of_each_api(
-    path: str, content: bytes, headers: dict[str, str], status: int
-) -> None:
+async def test_an_invalid_body_is_answered_in_the_form_of_each_api(path):
+    deep = b'{"messages":' + b"[" * 20000 + b"]" * 20000 + b"}"
+    bodies = [(content, {}, 400) for content in (b"{torn", b"[1]", b"", b"\xff", deep)]
     async with app_client(server.create_app(FixedModel())) as client:
-        answer = await client.post(f"/v1/{path}", content=content, headers=headers)
-    assert answer.status_code == status
-    body = answer.json()
-    assert body["error"]["message"]
-    assert body.get("type") == ("error" if path == "messages" else None)
+        for content, headers, status in (*bodies, (b"{}", {"content-length": str(2**40)}, 413)):
+            answer = await client.post(f"/v1/{path}", content=content, headers=headers)
+            body = answer.json()
+            assert (answer.status_code, bool(body["error"]["message"])) == (status, True), content[:20]
+            assert body.get("type") == ("error" if path == "messages" else None)
+            assert status == 413 or body["error"]["type"] == "invalid_request_error"
 
 
-def nested(depth: int) -> str:
-    return '{"a":' * depth + "1" + "}" * depth
-
-
-@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
     ("request_depth", "response_depth", "status"), [(1000, 1, 400), (1, 2000, 502)], ids=["the request", "the answer"]
 )
-async def test_a_too_deeply_nested_response_is_reported_with_a_message(
-    request_depth: int, response_depth: int, status: int, *, streamed: bool
-) -> None:
+async def test_a_too_deeply_nested_response_is_reported_with_a_message(request_depth, response_depth, status):
     deep: Item = {}
     for _ in range(response_depth):
         deep = {"a": deep}
-    deep_model = DeepModel(deep)
-    body = f'{{"input":"hi","stream":{str(streamed).lower()},"metadata":{nested(request_depth)}}}'
-    async with app_client(server.create_app(deep_model)) as client:
-        answer = await client.post("/v1/responses", content=body)
-    # The depth that is too deep depends on the interpreter.
-    if sys.version_info < (3, 12) or answer.status_code != HTTPStatus.OK:
-        assert (answer.status_code, "nested too deeply" in answer.json()["error"]["message"]) == (status, True)
+    nested = '{"a":' * request_depth + "1" + "}" * request_depth
+    async with app_client(server.create_app(DeepModel(deep))) as client:
+        for streamed in ("false", "true"):
+            body = f'{{"input":"hi","stream":{streamed},"metadata":{nested}}}'
+            answer = await client.post("/v1/responses", content=body)
+            # The depth that is too deep depends on the interpreter.
+            if sys.version_info < (3, 12) or answer.status_code != HTTPStatus.OK:
+                assert (answer.status_code, "nested too deeply" in answer.json()["error"]["message"]) == (status, True)
 
 
-async def test_an_unknown_key_is_not_an_error() -> None:
+async def test_a_bad_request_is_answered_in_openais_form_and_an_unknown_key_is_not_an_error():
     model_under_test = FixedModel()
     async with app_client(server.create_app(model_under_test)) as client:
-        answer = await client.post("/v1/responses", json={"input": "hi", "top_k": 3, "odd": 1, "stream": False})
-    assert answer.status_code == 200
-    assert model_under_test.requests == [{"input": "hi", "top_k": 3, "odd": 1}]
+        for path, body, param in (
+            ("responses", {}, "input"),
+            ("responses", {"input": ["x"]}, "input"),
+            ("responses", {"input": [{"role": "user", "content": 5}]}, "input"),
+            ("responses", {"input": "x", "tools": 3}, "tools"),
+            ("chat/completions", {}, "messages"),
+            ("chat/completions", {"messages": [{"content": "x"}]}, "messages"),
+            ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": [7]}]}, "messages"),
+            ("chat/completions", {"messages": HI, "n": 200}, "n"),
+        ):
+            answer = await client.post(f"/v1/{path}", json=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param), body
+        body = {"input": "hi", "top_k": 3, "odd": 1}
+        assert (await client.post("/v1/responses", json=body | {"stream": False})).status_code == 200
+    assert model_under_test.requests == [body]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("responses", {}, "input"),
-        ("responses", {"input": ["x"]}, "input"),
-        ("responses", {"input": [{"role": "user", "content": 5}]}, "input"),
-        ("responses", {"input": "x", "tools": 3}, "tools"),
-        ("chat/completions", {}, "messages"),
-        ("chat/completions", {"messages": [{"content": "x"}]}, "messages"),
-        ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": [7]}]}, "messages"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 200}, "n"),
-    ],
-)
-async def test_a_bad_request_is_answered_in_openais_form(path: str, body: Item, param: str) -> None:
-    async with app_client(server.create_app(FixedModel())) as client:
-        answer = await client.post(f"/v1/{path}", json=body)
-    assert answer.status_code == 400
-    assert (answer.json()["error"]["type"], answer.json()["error"]["param"]) == ("invalid_request_error", param)
-
-
-@pytest.mark.parametrize(
-    ("kind", "retryable", "status"),
-    [
+async def test_a_failure_of_the_adapter_has_its_status():
+    for kind, retryable, status in (
         ("model_rate_limited", True, 429),
         ("model_unreachable", True, 503),
         ("model_timeout", True, 504),
@@ -269,31 +213,19 @@ async def test_a_bad_request_is_answered_in_openais_form(path: str, body: Item, 
         ("model_not_found", False, 502),
         ("model_misconfigured", False, 502),
         ("no_episode", False, 422),
-    ],
-)
-async def test_a_failure_of_the_adapter_has_its_status(kind: str, retryable: bool, status: int) -> None:
-    failure = Failed("no answer", kind=kind, retryable=retryable, retry_after=9 if retryable else None)
-    async with app_client(server.create_app(FixedModel(failure=failure))) as client:
-        answer = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, kind)
-    assert answer.headers.get("retry-after") == ("9" if retryable else None)
-    assert answer.headers.get("x-should-retry") == ("false" if status == 502 and not retryable else None)
-
-
-@pytest.mark.parametrize("text", [b"{torn", b"[1]", b"\xff"])
-async def test_a_body_that_is_not_an_object_is_answered_in_openais_form(text: bytes) -> None:
-    async with app_client(server.create_app(FixedModel())) as client:
-        answer = await client.post("/v1/responses", content=text)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
-
-
-async def test_an_invalid_completion_is_the_models_failure() -> None:
+    ):
+        failure = Failed("no answer", kind=kind, retryable=retryable, retry_after=9 if retryable else None)
+        async with app_client(server.create_app(FixedModel(failure=failure))) as client:
+            answer = await client.post("/v1/chat/completions", json={"messages": HI})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, kind)
+        assert answer.headers.get("retry-after") == ("9" if retryable else None), kind
+        assert answer.headers.get("x-should-retry") == ("false" if status == 502 and not retryable else None), kind
     async with app_client(server.create_app(FixedModel({"type": "function_call"}))) as client:
-        answer = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
+        answer = await client.post("/v1/chat/completions", json={"messages": HI})
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "model_bad_answer")
 
 
-async def test_the_oracle_names_the_environment_it_needs() -> None:
+async def test_the_oracle_names_the_environment_it_needs():
     oracle: Model = model("scripted/oracle")
     async with app_client(server.create_app(oracle)) as client:
         answer = await client.post("/v1/responses", json={"input": "hi"})

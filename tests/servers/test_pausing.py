@@ -19,7 +19,7 @@ from gymsdk.http import client as http
 from gymsdk.models.registry import model
 from gymsdk.servers.model import create_app
 
-from .nodes import serve_app
+from .nodes import serve_app, wait_until
 
 CALL = {"model": "policy", "input": "hello"}
 
@@ -28,13 +28,10 @@ class Engine:
     """An inference engine with answers that take *seconds* and name the version of its weights."""
 
     def __init__(self, seconds: float = 0.0) -> None:
-        self.seconds = seconds
+        self.seconds, self.abort_seconds = seconds, 0.0
         self.version = 1
-        self.running = 0
-        self.started = 0
-        self.finished = 0
+        self.running = self.started = self.finished = 0
         self.calls_tool_first = False
-        self.abort_seconds = 0.0
         self.metric = "vllm:num_requests_running"
         self.app = FastAPI()
         self.app.post("/v1/chat/completions")(self.chat)
@@ -63,14 +60,8 @@ class Engine:
         if self.calls_tool_first and self.finished == 1:
             function = {"name": "company_directory_find_email_address", "arguments": '{"name": "raj"}'}
             message["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
-        return {
-            "id": "1",
-            "object": "chat.completion",
-            "created": 0,
-            "model": "policy",
-            "metadata": {"weight_version": f"v{version}"},
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        }
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return {"id": "1", "model": "policy", "choices": [choice], "metadata": {"weight_version": f"v{version}"}}
 
     @staticmethod
     async def _wait_for_disconnect(request: Request) -> None:
@@ -79,12 +70,12 @@ class Engine:
 
 
 @pytest.fixture
-def engine() -> Engine:
+def engine():
     return Engine()
 
 
 @pytest.fixture
-async def server(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
+async def server(engine):
     async with serve_app(engine.app) as port:
         policy = model("vllm/policy", base_url=f"http://127.0.0.1:{port}/v1", timeout=20.0)
         async with serve_app(create_app(policy)) as own, connect(f"http://127.0.0.1:{own}") as client:
@@ -108,125 +99,95 @@ async def pause(client: httpx.AsyncClient, wait: float | None = None, status: in
     return dict(answer.json())
 
 
-async def wait_until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - servers have no event for it
-            await asyncio.sleep(0.01)
+@asynccontextmanager
+async def run_calls(engine: Engine, server: httpx.AsyncClient, count: int) -> AsyncIterator[list[asyncio.Task[str]]]:
+    """Send calls, wait until all of them are running, and resume at the end."""
+    running = [asyncio.ensure_future(call(server)) for _ in range(count)]
+    await wait_until(lambda: engine.running == count)
+    yield running
+    await server.post("/resume")
 
 
-async def test_running_calls_finish_and_new_calls_get_the_new_weights(
-    engine: Engine, server: httpx.AsyncClient
-) -> None:
+async def test_running_calls_finish_and_new_calls_get_the_new_weights(engine, server):
     engine.seconds = 0.3
-    running = [asyncio.ensure_future(call(server)) for _ in range(5)]
-    await wait_until(lambda: engine.running == 5)
-    state = await pause(server, wait=10)
-    nothing = {"running": 0, "cut": 0, "in_flight": 0, "oldest_seconds": None}
-    assert state == {"paused": True, "waiting": 0, **nothing}
-    assert engine.running == 0
-    waiting = [asyncio.ensure_future(call(server)) for _ in range(3)]
-    await asyncio.sleep(0.2)
-    assert engine.started == 5
-    assert (await server.get("/pause")).json() == {"paused": True, "waiting": 3, **nothing}
-    engine.version = 2
-    assert (await server.post("/resume")).json()["paused"] is False
+    async with run_calls(engine, server, 5) as running:
+        nothing = {"running": 0, "cut": 0, "in_flight": 0, "oldest_seconds": None}
+        assert await pause(server, wait=10) == {"paused": True, "waiting": 0, **nothing}
+        assert engine.running == 0
+        waiting = [asyncio.ensure_future(call(server)) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        assert engine.started == 5
+        assert (await server.get("/pause")).json() == {"paused": True, "waiting": 3, **nothing}
+        engine.version = 2
+        assert (await server.post("/resume")).json()["paused"] is False
     assert await asyncio.gather(*running) == ["v1"] * 5
     assert await asyncio.gather(*waiting) == ["v2"] * 3
 
 
-async def test_calls_that_take_too_long_are_cut_and_start_again_after_the_pause(
-    engine: Engine, server: httpx.AsyncClient
-) -> None:
-    engine.seconds, engine.abort_seconds = 15.0, 0.3
-    running = [asyncio.ensure_future(call(server)) for _ in range(4)]
-    await wait_until(lambda: engine.running == 4)
-    state = await pause(server, wait=10, cut_after=0)
-    assert (state["paused"], state["running"], state["cut"], state["in_flight"]) == (True, 0, 4, 0)
-    assert engine.running == 0
-    engine.version, engine.seconds = 2, 0.0
-    await server.post("/resume")
-    assert await asyncio.gather(*running) == ["v2"] * 4
-    assert engine.started == 8
-
-
-async def test_a_pause_answers_at_once_with_the_number_of_calls(engine: Engine, server: httpx.AsyncClient) -> None:
+async def test_a_pause_answers_at_once_with_the_number_of_calls(engine, server):
     engine.seconds = 1.0
-    running = [asyncio.ensure_future(call(server)) for _ in range(3)]
-    await wait_until(lambda: engine.running == 3)
-    state = await pause(server)
-    assert (state["paused"], state["in_flight"], engine.running, engine.finished) == (True, 3, 3, 0)
-    assert 0 < state["oldest_seconds"] < 60
-    later = await pause(server, wait=0.1, status=202)
-    assert (later["in_flight"], engine.running) == (3, 3)
-    assert later["oldest_seconds"] > state["oldest_seconds"]
-    assert (await pause(server, wait=10))["in_flight"] == engine.running == 0
+    async with run_calls(engine, server, 3) as running:
+        state = await pause(server)
+        assert (state["paused"], state["in_flight"], engine.running, engine.finished) == (True, 3, 3, 0)
+        assert 0 < state["oldest_seconds"] < 60
+        later = await pause(server, wait=0.1, status=202)
+        assert (later["in_flight"], engine.running) == (3, 3)
+        assert later["oldest_seconds"] > state["oldest_seconds"]
+        assert (await pause(server, wait=10))["in_flight"] == engine.running == 0
     assert await asyncio.gather(*running) == ["v1"] * 3
 
 
-@pytest.mark.parametrize("metric", ["vllm:num_requests_waiting", "sglang:num_running_reqs", "sglang:num_queue_reqs"])
-async def test_a_cut_call_is_in_flight_until_the_engine_has_ended_it(
-    engine: Engine, server: httpx.AsyncClient, metric: str
-) -> None:
-    engine.seconds, engine.abort_seconds, engine.metric = 15.0, 1.0, metric
-    running = [asyncio.ensure_future(call(server)) for _ in range(3)]
-    await wait_until(lambda: engine.running == 3)
-    state = await pause(server, wait=0.3, status=202, cut_after=0)
-    assert (state["running"], state["cut"], state["in_flight"], engine.running) == (0, 3, 3, 3)
-    assert (await pause(server, wait=10))["in_flight"] == engine.running == 0
-    engine.seconds = 0.0
-    await server.post("/resume")
-    assert await asyncio.gather(*running) == ["v1"] * 3
+async def test_a_cut_call_is_in_flight_until_the_engine_has_ended_it_and_starts_again_after_the_pause(engine, server):
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "sglang:num_running_reqs")
+    for version, metric in enumerate((*names, "sglang:num_queue_reqs"), 2):
+        engine.seconds, engine.abort_seconds, engine.metric, engine.started = 15.0, 1.0, metric, 0
+        async with run_calls(engine, server, 3) as running:
+            state = await pause(server, wait=0.3, status=202, cut_after=0)
+            found = (state["paused"], state["running"], state["cut"], state["in_flight"], engine.running)
+            assert found == (True, 0, 3, 3, 3), metric
+            assert (await pause(server, wait=10))["in_flight"] == engine.running == 0
+            engine.version, engine.seconds = version, 0.0
+        assert await asyncio.gather(*running) == [f"v{version}"] * 3
+        assert engine.started == 6
 
 
-async def test_waiting_again_does_not_revoke_the_cut(engine: Engine, server: httpx.AsyncClient) -> None:
+async def test_waiting_again_does_not_revoke_the_cut(engine, server):
     engine.seconds = 15.0
-    running = asyncio.ensure_future(call(server))
-    await wait_until(lambda: engine.running == 1)
-    await pause(server, cut_after=0.3)
-    state = await pause(server, wait=10)
-    assert (state["cut"], state["in_flight"], engine.running) == (1, 0, 0)
-    engine.seconds = 0.0
-    await server.post("/resume")
-    assert await running == "v1"
+    async with run_calls(engine, server, 1) as running:
+        await pause(server, cut_after=0.3)
+        state = await pause(server, wait=10)
+        assert (state["cut"], state["in_flight"], engine.running) == (1, 0, 0)
+        engine.seconds = 0.0
+    assert await running[0] == "v1"
 
 
-async def test_an_engine_that_tells_no_number_may_still_have_the_cut_calls(
-    engine: Engine, server: httpx.AsyncClient
-) -> None:
+async def test_an_engine_that_tells_no_number_may_still_have_the_cut_calls(engine, server):
     engine.seconds, engine.metric = 15.0, "requests"
-    running = [asyncio.ensure_future(call(server)) for _ in range(2)]
-    await wait_until(lambda: engine.running == 2)
-    state = await pause(server, wait=10, status=202, cut_after=0)
-    assert (state["running"], state["in_flight"]) == (0, 2)
-    engine.seconds = 0.0
-    assert (await server.post("/resume")).json()["in_flight"] == 0
+    async with run_calls(engine, server, 2) as running:
+        state = await pause(server, wait=10, status=202, cut_after=0)
+        assert (state["running"], state["in_flight"]) == (0, 2)
+        engine.seconds = 0.0
+        assert (await server.post("/resume")).json()["in_flight"] == 0
     assert await asyncio.gather(*running) == ["v1"] * 2
 
 
 @pytest.mark.parametrize("metric", ["vllm:num_requests_running", "requests"])
-async def test_wait_seconds_still_cuts_and_waits_and_names_the_new_parameters(
-    engine: Engine, server: httpx.AsyncClient, metric: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_wait_seconds_still_cuts_and_waits_and_names_the_new_parameters(engine, server, metric, caplog):
     engine.seconds, engine.abort_seconds, engine.metric = 15.0, 0.5, metric
-    running = [asyncio.ensure_future(call(server)) for _ in range(2)]
-    await wait_until(lambda: engine.running == 2)
-    state = await pause(server, wait_seconds=0.1)
-    assert (state["running"], state["cut"]) == (0, 2)
-    assert engine.running == state["in_flight"] == (0 if metric.startswith("vllm") else 2)
-    await pause(server, wait_seconds=0)
-    assert caplog.text.count("POST /pause with wait_seconds is deprecated: send cut_after") == 1
-    engine.seconds = 0.0
-    await server.post("/resume")
+    async with run_calls(engine, server, 2) as running:
+        state = await pause(server, wait_seconds=0.1)
+        assert (state["running"], state["cut"]) == (0, 2)
+        assert engine.running == state["in_flight"] == (0 if metric.startswith("vllm") else 2)
+        await pause(server, wait_seconds=0)
+        assert caplog.text.count("POST /pause with wait_seconds is deprecated: send cut_after") == 1
+        engine.seconds = 0.0
     await asyncio.gather(*running)
 
 
-async def test_a_pause_without_resume_ends_by_itself(engine: Engine, server: httpx.AsyncClient) -> None:
+async def test_a_pause_without_resume_ends_by_itself_unless_a_second_pause_follows(engine, server):
     await pause(server, max_seconds=0.3)
     assert await call(server) == "v1"
     assert (await server.get("/pause")).json()["paused"] is False
-
-
-async def test_a_second_pause_keeps_the_first_from_ending(engine: Engine, server: httpx.AsyncClient) -> None:
     await pause(server, max_seconds=0.3)
     await pause(server, max_seconds=60)
     waiting = asyncio.ensure_future(call(server))
@@ -236,7 +197,7 @@ async def test_a_second_pause_keeps_the_first_from_ending(engine: Engine, server
     assert await waiting == "v1"
 
 
-async def test_a_client_that_leaves_during_a_pause_waits_no_longer(server: httpx.AsyncClient) -> None:
+async def test_a_client_that_leaves_during_a_pause_waits_no_longer(server):
     await pause(server)
     with pytest.raises(httpx.ReadTimeout):
         await server.post("/v1/responses", json=CALL, timeout=0.2)
@@ -246,25 +207,12 @@ async def test_a_client_that_leaves_during_a_pause_waits_no_longer(server: httpx
     await server.post("/resume")
 
 
-@pytest.mark.parametrize("where", ["json", "params"])
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"wait_seconds": -1},
-        {"cut_after": -1},
-        {"max_seconds": 0},
-        {"max_seconds": 1e9},
-        {"mode": "cut"},
-        {"wait": -1},
-        {"wait": "nan"},
-        {"wait": "1e9"},
-        {"wait": ""},
-    ],
-)
-async def test_an_invalid_pause_is_refused(server: httpx.AsyncClient, where: str, values: dict[str, Any]) -> None:
-    answer = await server.post("/pause", **({"json": {}} | {where: values}))  # type: ignore[arg-type]
-    assert answer.status_code == 422
-    assert next(iter(values)) in answer.text
+async def test_an_invalid_pause_is_refused(server):
+    bodies = [{"wait_seconds": -1}, {"cut_after": -1}, {"max_seconds": 0}, {"max_seconds": 1e9}, {"mode": "cut"}]
+    for values in (*bodies, {"wait": -1}, {"wait": "nan"}, {"wait": "1e9"}, {"wait": ""}):
+        for where in ("json", "params"):
+            answer = await server.post("/pause", **({"json": {}} | {where: values}))
+            assert (answer.status_code, next(iter(values)) in answer.text) == (422, True), (where, values)
     assert await call(server) == "v1"
 
 
@@ -277,7 +225,7 @@ async def serve_environment(engine: Engine, name: str) -> AsyncIterator[tuple[ht
             environments={name: {}}, model=ModelServerConfig(name="vllm/policy", options=options), port=0
         )
         async with serve(deployment=deployment) as running:
-            agent, policy = (running.urls[each] for each in (f"{name}_simple_agent", "policy_model"))
+            agent, policy = (running.urls[server_name] for server_name in (f"{name}_simple_agent", "policy_model"))
             async with connect(agent) as agent_client, connect(policy) as model_client:
                 yield agent_client, model_client
     await http.aclose()
@@ -291,7 +239,7 @@ async def play(agent: httpx.AsyncClient, name: str) -> list[str]:
     return list(played.json()["gymsdk"]["weight_versions"])
 
 
-async def test_an_agent_of_the_same_process_waits_too(engine: Engine) -> None:
+async def test_an_agent_of_the_same_process_waits_too(engine):
     async with serve_environment(engine, "math") as (agent, policy):
         assert await play(agent, "math") == ["v1"]
         await pause(policy)
@@ -303,7 +251,7 @@ async def test_an_agent_of_the_same_process_waits_too(engine: Engine) -> None:
         assert await waiting == ["v2"]
 
 
-async def test_a_rollout_that_spans_an_update_names_both_versions(engine: Engine) -> None:
+async def test_a_rollout_that_spans_an_update_names_both_versions(engine):
     engine.calls_tool_first = True
     async with serve_environment(engine, "tool_call") as (agent, policy):
         playing = asyncio.ensure_future(play(agent, "tool_call"))

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import anthropic
@@ -19,7 +19,8 @@ from gymsdk import model, responses, testing
 from gymsdk.servers import model as server
 from gymsdk.types import Item
 
-from .app_helpers import serve_app
+from .app_helpers import serve_app, serve_handler
+from .nodes import wait_until
 from .proxies import (
     CLIENTS,
     NAME,
@@ -45,23 +46,19 @@ class Engine:
 
     replies: tuple[Reply, ...] = ()
     request_count: int = 0
-    reached: asyncio.Event = field(default_factory=asyncio.Event)
-    left: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled_count: int = 0
 
     def prepare(self, *replies: Reply) -> None:
         """Give these replies from now on."""
-        self.replies, self.request_count = replies, 0
-        self.reached.clear()
-        self.left.clear()
+        self.replies, self.request_count, self.cancelled_count = replies, 0, 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer a request."""
         self.request_count += 1
-        self.reached.set()
         try:
             return await self.replies[min(self.request_count, len(self.replies)) - 1](request)
         except asyncio.CancelledError:
-            self.left.set()
+            self.cancelled_count += 1
             raise
 
 
@@ -99,10 +96,8 @@ async def setup():
 @asynccontextmanager
 async def serve_engine(engine: Engine) -> AsyncIterator[str]:
     """Serve *engine* and yield its base URL."""
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", engine.answer)
-    async with testing.serve(app) as url:
-        yield url
+    async with serve_handler(engine.answer) as url:
+        yield f"{url}/v1"
 
 
 def completion(text: str = "42", *, finish: str = "stop", calls: list[Item] | None = None) -> Item:
@@ -135,7 +130,6 @@ async def hang(_: web.Request) -> web.StreamResponse:
 
 async def drop_connection(request: web.Request) -> web.StreamResponse:
     """Close the connection instead of answering."""
-    assert request.transport is not None
     request.transport.abort()
     return web.Response()
 
@@ -219,15 +213,14 @@ async def test_an_sdk_does_not_retry_a_misconfiguration(setup, client):
 @pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_context_that_overflows_gives_an_incomplete_response_or_the_error_of_messages(setup, client):
-    setup.engine.prepare(
-        reply_with_error(400, "This model's maximum context length is 10 tokens. However, you requested 12.")
-    )
+    overflow = "This model's maximum context length is 10 tokens. However, you requested 12."
+    setup.engine.prepare(reply_with_error(400, overflow))
     if client == "messages":
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
             await setup.send(client, streamed=True)
-        return
-    answer = await setup.send(client, streamed=True)
-    assert (read_content(answer).text, read_content(answer).end) == ("", "cut")
+    else:
+        content = read_content(await setup.send(client, streamed=True))
+        assert (content.text, content.end) == ("", "cut")
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -236,22 +229,20 @@ async def test_a_truncated_response_is_marked(setup, client):
     assert read_content(await setup.send(client, streamed=True)) == Content(text="4", end="cut")
 
 
-INVALID_ARGUMENTS = '{"a": 40, "b'
-
-
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_malformed_arguments_of_a_call_are_left_to_the_agent(setup, client, streamed):
-    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": INVALID_ARGUMENTS}}
+    torn = '{"a": 40, "b'
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": torn}}
     setup.engine.prepare(reply_with(completion("", finish="tool_calls", calls=[call])))
     answer = await setup.send(client, streamed=streamed)
     if client == "chat":
-        assert answer.choices[0].message.tool_calls[0].function.arguments == INVALID_ARGUMENTS
+        assert answer.choices[0].message.tool_calls[0].function.arguments == torn
     elif client == "responses":
-        assert answer.output[-1].arguments == INVALID_ARGUMENTS
+        assert answer.output[-1].arguments == torn
     else:
         # In this API, arguments are always an object.
-        assert INVALID_ARGUMENTS in answer.content[-1].input.values()
+        assert torn in answer.content[-1].input.values()
 
 
 @pytest.mark.slow
@@ -266,9 +257,9 @@ async def test_a_dead_replica_among_three_costs_no_call(setup, client):
     ):
         urls = [f"{url}/ng-rollout/r{rollout}" for rollout in range(12)]
         answers = await asyncio.gather(
-            *(send_sum_request(client, *clients_at(each, setup.both), streamed=False) for each in urls)
+            *(send_sum_request(client, *clients_at(rollout_url, setup.both), streamed=False) for rollout_url in urls)
         )
-    assert [read_content(each).text for each in answers] == ["42"] * 12
+    assert [read_content(answer).text for answer in answers] == ["42"] * 12
     assert dead.request_count > 0
 
 
@@ -276,9 +267,8 @@ async def test_a_dead_replica_among_three_costs_no_call(setup, client):
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_client_that_disconnects_cancels_the_engines_request(setup, client, streamed):
     setup.engine.prepare(hang)
-    async with asyncio.timeout(9), asyncio.TaskGroup() as group:
-        request = group.create_task(setup.send(client, streamed=streamed))
-        await setup.engine.reached.wait()
-        request.cancel()
-        await setup.engine.left.wait()
+    request = asyncio.create_task(setup.send(client, streamed=streamed))
+    await wait_until(lambda: setup.engine.request_count)
+    request.cancel()
+    await wait_until(lambda: setup.engine.cancelled_count, 9)
     assert setup.engine.request_count == 1

@@ -13,25 +13,19 @@ import pytest
 from anthropic import APIStatusError
 from openai import APIError
 
-from gymsdk import Failed, model, responses, testing
+from gymsdk import Failed, model, testing
 from gymsdk.convert.apis import INBOUND_APIS
-from gymsdk.responses import build_usage
 from gymsdk.servers import model as server
-from gymsdk.types import Episode, Item, Model
+from gymsdk.types import Model
 
 from .app_helpers import serve_app
-from .nodes import metric
+from .engines import BODIES, SlowModel
+from .nodes import metric, wait_until
 from .proxies import sdks
 
 HEARTBEAT_SECONDS = 0.02
 """The time between two heartbeats in these tests."""
 
-BODIES: dict[str, Item] = {
-    "responses": {"input": "hi"},
-    "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
-    "messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
-}
-"""A minimal request of each API."""
 
 ENDS = {"responses": "response.completed", "chat/completions": "[DONE]", "messages": "message_stop"}
 """The last frame of a response."""
@@ -40,33 +34,8 @@ ERRORS = {"responses": ["error"], "chat/completions": ["error", "[DONE]"], "mess
 """The last frames of a failure."""
 
 
-class SlowModel:
-    """A model that answers when released, and records requests and cancellations."""
-
-    name = "slow"
-
-    def __init__(self, failure: Failed | None = None) -> None:
-        self.released = asyncio.Event()
-        self.called = asyncio.Event()
-        self.cancelled = asyncio.Event()
-        self.failure = failure
-
-    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        self.called.set()
-        try:
-            await self.released.wait()
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        if self.failure:
-            raise self.failure
-        return responses.build_response(
-            [responses.build_message("hello")], model="slow", usage=build_usage(3, 4), request=request
-        )
-
-
 @asynccontextmanager
-async def serve_proxy(slow: SlowModel, every: float = HEARTBEAT_SECONDS) -> AsyncIterator[httpx.AsyncClient]:
+async def serve_proxy(slow: Model, every: float = HEARTBEAT_SECONDS) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         serve_app(server.create_app(slow, every=every)) as url,
         httpx.AsyncClient(base_url=url, timeout=10) as client,
@@ -148,14 +117,13 @@ async def test_a_failure_after_a_stream_started_is_an_error_of_the_sdk(path):
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_client_that_disconnects_cancels_its_call_and_is_counted(path, stream):
     slow = SlowModel()
-    async with serve_proxy(slow, stream or 60.0) as client, asyncio.TaskGroup() as group:
-        request = group.create_task(_read(client, path, streamed=stream is not None))
-        await slow.called.wait()
+    async with serve_proxy(slow, stream or 60.0) as client:
+        request = asyncio.create_task(_read(client, path, streamed=stream is not None))
+        await wait_until(lambda: slow.started)
         if stream:
             await asyncio.sleep(3 * stream)
         request.cancel()
-        async with asyncio.timeout(5):
-            await slow.cancelled.wait()
+        await wait_until(lambda: slow.cancelled)
         metrics = (await client.get("/metrics")).text
     if stream is None:
         assert metric(metrics, "requests_total", route=f"/v1/{path}", status="499") == 1
@@ -172,15 +140,10 @@ async def test_the_policy_endpoint_counts_a_call_whose_client_disconnected(path)
     slow = SlowModel()
     async with testing.serve(testing.build_app(slow, name="slow")) as base:
         upstream: Model = model("endpoint/slow", base_url=base, api_key="x")
-        async with (
-            serve_app(server.create_app(upstream, every=HEARTBEAT_SECONDS)) as url,
-            httpx.AsyncClient(base_url=url) as client,
-            asyncio.TaskGroup() as group,
-        ):
-            request = group.create_task(_read(client, path, streamed=True))
-            await slow.called.wait()
+        async with serve_proxy(upstream) as client:
+            request = asyncio.create_task(_read(client, path, streamed=True))
+            await wait_until(lambda: slow.started)
             request.cancel()
-            async with asyncio.timeout(5):
-                await slow.cancelled.wait()
+            await wait_until(lambda: slow.cancelled)
             metrics = (await client.get(f"{base.removesuffix('/v1')}/metrics")).text
     assert metric(metrics, "requests_total", route="/v1/chat/completions", status="499") == 1

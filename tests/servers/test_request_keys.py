@@ -17,17 +17,12 @@ from gymsdk import model, responses
 from gymsdk.convert import anthropic, chat_inbound, request_keys
 from gymsdk.convert.request_keys import CHAT_KEYS, REQUEST_KEYS, RESPONSES_KEYS, KeyUse
 from gymsdk.servers.model import create_app
-from gymsdk.testing.endpoint import serve
 from gymsdk.types import Item
 
-from .app_helpers import app_client
+from .app_helpers import app_client, serve_handler
+from .engines import BODIES
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
-BODIES: dict[str, Item] = {
-    "responses": {"input": "hi"},
-    "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
-    "messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
-}
 CLIENTS = pytest.mark.parametrize("client", BODIES)
 TRANSLATED: dict[str, frozenset[str]] = {
     "responses": frozenset({"background", "stream", "stream_options"}),
@@ -62,10 +57,8 @@ async def serve_model(provider: str = "vllm", **options: Any) -> AsyncIterator[t
         output = {"output": [responses.build_message("hello")]}
         return web.json_response(output if request.path.endswith("responses") else ANSWER)
 
-    application = web.Application()
-    application.router.add_post("/v1/{path:.*}", answer)
-    async with serve(application) as url:
-        policy = model(f"{provider}/m", base_url=url, api_key="k", **options)
+    async with serve_handler(answer) as url:
+        policy = model(f"{provider}/m", base_url=f"{url}/v1", api_key="k", **options)
         async with app_client(create_app(policy)) as client:
             yield client, bodies
 
