@@ -39,41 +39,43 @@ INCOMPLETE = {
 
 
 async def register(head_url: str, node: str, *services: Service) -> None:
-    answer = await client.put(
-        f"{head_url}/nodes/{node}", {"services": [each.model_dump() for each in services]}, retry=client.DEFAULT_RETRY
-    )
+    body = {"services": [service.model_dump() for service in services]}
+    answer = await client.put(f"{head_url}/nodes/{node}", body, retry=client.DEFAULT_RETRY)
     assert answer.ok, answer.text
 
 
 async def names(head_url: str) -> set[str]:
-    return {each["name"] for each in (await fetch_nodes(head_url))["instances"] if not each["node"]}
+    return {known["name"] for known in (await fetch_nodes(head_url))["instances"] if not known["node"]}
+
+
+async def wait_for_names(head_url: str, expected: set[str]) -> None:
+    """Wait until the head has started the servers with these names."""
+
+    async def is_started() -> bool:
+        return await names(head_url) == expected
+
+    await wait_until(is_started, 60)
 
 
 @pytest.mark.slow
-async def test_missing_servers_that_cannot_start_are_logged_once_and_the_rest_is_started(caplog) -> None:
+async def test_missing_servers_that_cannot_start_are_logged_once_and_the_rest_is_started(caplog):
     with caplog.at_level(logging.WARNING, "gymsdk"):
         async with serve([], deployment=Deployment(role="head")) as running:
             for number, services in enumerate(INCOMPLETE.values()):
                 await register(running.head_url, f"n{number}", *services)
-            await wait_until(
-                lambda: all(name in caplog.text for name in ("'sums_env", "'lonely_", "s_simple_agent'")), 60
-            )
+            missing = ("'sums_env", "'lonely_", "s_simple_agent'")
+            await wait_until(lambda: all(name in caplog.text for name in missing), 60)
             # The head counts this node only after a few more checks.
             await register(running.head_url, "whole", resources("lamps"))
-            expected = {"lamps_simple_agent", "lamps_environment_server"}
-
-            async def is_started() -> bool:
-                return await names(running.head_url) == expected
-
-            await wait_until(is_started, 60)
+            await wait_for_names(running.head_url, {"lamps_simple_agent", "lamps_environment_server"})
         await client.aclose()
-    messages = [each.getMessage() for each in caplog.records if "it cannot run here" in each.getMessage()]
+    messages = [message for message in caplog.messages if "it cannot run here" in message]
     assert len(messages) == len(set(messages)) >= len(INCOMPLETE)
-    assert any("'sums_environment_server'" in each and "model server" in each for each in messages)
+    assert any("'sums_environment_server'" in message and "model server" in message for message in messages)
 
 
 @pytest.mark.slow
-async def test_a_head_without_free_ports_reports_it_and_starts_servers_once_one_is_free(caplog) -> None:
+async def test_a_head_without_free_ports_reports_it_and_starts_servers_once_one_is_free(caplog):
     with caplog.at_level(logging.WARNING, "gymsdk"), socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         async with serve([], deployment=Deployment(role="head", port_range=PortRange(low=port, high=port))) as running:
@@ -81,16 +83,12 @@ async def test_a_head_without_free_ports_reports_it_and_starts_servers_once_one_
             await wait_until(lambda: "'lamps_simple_agent', and it cannot run here" in caplog.text, 60)
             assert await names(running.head_url) == set()
             listener.close()
-
-            async def is_started() -> bool:
-                return await names(running.head_url) == {"lamps_simple_agent"}
-
-            await wait_until(is_started, 60)
+            await wait_for_names(running.head_url, {"lamps_simple_agent"})
         await client.aclose()
 
 
 @pytest.mark.slow
-async def test_a_missing_server_that_clients_could_not_reach_is_not_started(caplog) -> None:
+async def test_a_missing_server_that_clients_could_not_reach_is_not_started(caplog):
     with bind_socket("127.0.0.2") as at:
         deployment = Deployment(role="head", host="127.0.0.1", advertise_host="127.0.0.2")
         with caplog.at_level(logging.WARNING, "gymsdk"):
@@ -98,9 +96,8 @@ async def test_a_missing_server_that_clients_could_not_reach_is_not_started(capl
                 await register(running.head_url, "n", resources("sums"))
                 await wait_until(lambda: "sums_environment_server" in caplog.text, 60)
                 assert await names(running.head_url) == set()
-    assert (
-        "sums_simple_agent listens at 127.0.0.1, but clients are told 127.0.0.2, where nothing listens" in caplog.text
-    )
+    message = "sums_simple_agent listens at 127.0.0.1, but clients are told 127.0.0.2, where nothing listens"
+    assert message in caplog.text
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ def build_starter(*parts: Part, started: list[str], starting: float = 0.2) -> Au
     """Build an `AutoStarter` for *parts*; each part is missing until its name is in *started*."""
 
     def list_missing(_: Sequence[Service], starting_names: Collection[str]) -> list[Part]:
-        return [each for each in parts if each.service.name not in {*starting_names, *started}]
+        return [part for part in parts if part.service.name not in {*starting_names, *started}]
 
     def start(part: Part) -> tuple[BackgroundTask, Callable[[], None]]:
         if part.work is fail_to_start:
@@ -131,7 +128,7 @@ async def fail_to_start(up: asyncio.Event, over: asyncio.Event) -> None:
     raise GymsdkError("no oil")
 
 
-async def test_a_server_that_does_not_start_is_stopped_logged_once_and_not_retried(caplog) -> None:
+async def test_a_server_that_does_not_start_is_stopped_logged_once_and_not_retried(caplog):
     attempts: list[str] = []
     running: list[str] = []
 
@@ -158,11 +155,11 @@ async def test_a_server_that_does_not_start_is_stopped_logged_once_and_not_retri
     assert not background_task.task.done()
     await background_task.stop(10)
     assert (attempts, running) == (["breaks", "hangs", "ended", "lasts"], ["lasts"])
-    logged = [each.getMessage() for each in caplog.records if "it cannot run here" in each.getMessage()]
-    assert [each.split("'")[1] for each in logged] == ["broken", "breaks", "hangs"]
+    logged = [message.split("'")[1] for message in caplog.messages if "it cannot run here" in message]
+    assert logged == ["broken", "breaks", "hangs"]
 
 
-async def test_servers_that_are_starting_when_the_head_stops_are_stopped_too() -> None:
+async def test_servers_that_are_starting_when_the_head_stops_are_stopped_too():
     messages: list[str] = []
 
     async def slow(up: asyncio.Event, over: asyncio.Event) -> None:
@@ -170,9 +167,8 @@ async def test_servers_that_are_starting_when_the_head_stops_are_stopped_too() -
         await over.wait()
         messages.append("ended")
 
-    background_task = BackgroundTask(
-        "what is supplied", build_starter(Part(resources("slow"), slow), started=[], starting=600).run
-    )
+    starter = build_starter(Part(resources("slow"), slow), started=[], starting=600)
+    background_task = BackgroundTask("what is supplied", starter.run)
     await wait_until(lambda: messages)
     await background_task.stop(0.1)
     await wait_until(background_task.task.done)

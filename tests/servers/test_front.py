@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import httpx
 import pytest
 
-from gymsdk import Environment
 from gymsdk.cluster import front
 from gymsdk.cluster.directory import InstanceDirectory
 from gymsdk.cluster.reports import HeadSnapshot, Instance
@@ -30,16 +28,9 @@ class Replicas:
         self.draining: set[str] = set()
 
     async def fetch(self) -> HeadSnapshot:
+        kind = {"name": "counter", "kind": "resources_servers", "implementation": "counter", "node": "a-node"}
         instances = [
-            Instance(
-                id=f"{index}",
-                name="counter",
-                kind="resources_servers",
-                implementation="counter",
-                url=url,
-                node="a-node",
-                draining=url in self.draining,
-            )
+            Instance(id=f"{index}", url=url, draining=url in self.draining, **kind)
             for index, url in enumerate(self.urls)
         ]
         return HeadSnapshot(settled=True, instances=instances)
@@ -51,7 +42,7 @@ class Replicas:
 
 
 @pytest.fixture
-async def replicas(counter: Callable[..., Environment]) -> AsyncIterator[Replicas]:
+async def replicas(counter):
     async with AsyncExitStack() as stack:
         apps = [resources.create_app(counter()) for _ in range(2)]
         yield Replicas([await stack.enter_async_context(serve_app(app)) for app in apps])
@@ -64,7 +55,7 @@ async def open_session(client: httpx.AsyncClient) -> dict[str, str]:
     return {"cookie": "; ".join(f"{name}={value}" for name, value in answer.cookies.items())}
 
 
-async def test_a_session_stays_at_its_replica_even_while_that_is_drained(replicas: Replicas) -> None:
+async def test_a_session_stays_at_its_replica_even_while_that_is_drained(replicas):
     directory = InstanceDirectory(replicas.fetch, max_age=60)
     app = front.create_app("counter", "resources_servers", directory, metrics=ServerMetrics("counter"))
     async with app_client(app) as client:

@@ -17,13 +17,8 @@ REFERENCES = {
     "resources_server": {"type": "resources_servers", "name": "math"},
     "model_server": {"type": "responses_api_models", "name": "policy_model"},
 }
-AGENT = Service(
-    name="math_simple_agent",
-    kind="responses_api_agents",
-    implementation="simple_agent",
-    port=1235,
-    fields=REFERENCES,
-)
+AGENT = MATH.model_copy(update={"name": "math_simple_agent", "kind": "responses_api_agents", "port": 1235})
+AGENT = AGENT.model_copy(update={"implementation": "simple_agent", "fields": REFERENCES, "id": "1" * 12})
 SERVICES = (MATH, AGENT, Service(name="policy_model", kind="responses_api_models", implementation="m", port=1236))
 ABOUT = {"policy_model_name": "scripted/oracle", "environment_server_routes": {"math": "math_environment_server"}}
 

@@ -16,7 +16,6 @@ from gymsdk.cluster.reports import Exit, Service
 from gymsdk.cluster.status import IDLE_UTILIZATION, RECENT_EXIT_SECONDS, SLOW_SECONDS
 from gymsdk.deploy.node import NodeClient
 from gymsdk.deploy.process import serve
-from gymsdk.http import client as http
 from gymsdk.observability import metrics
 from gymsdk.observability.metrics import Sample, ServerMetrics, parse_samples
 
@@ -26,10 +25,7 @@ RULES = Path(__file__).parents[2] / "docs" / "prometheus-rules.yaml"
 LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
 
 
-@pytest.fixture(autouse=True)
-async def close_client():
-    yield
-    await http.aclose()
+pytestmark = pytest.mark.usefixtures("close_client")
 
 
 async def fetch_samples(url: str) -> list[tuple[str, dict[str, str], float]]:
@@ -99,11 +95,11 @@ async def test_a_head_reports_the_round_trips_of_its_servers(installed):
 
 
 def test_the_alert_rules_use_the_thresholds_of_the_status():
-    by_name = {each["alert"]: each["expr"] for each in rules()}
+    by_name = {rule["alert"]: rule["expr"] for rule in rules()}
     assert by_name["GymsdkRoundTripSlow"].endswith(f"> {SLOW_SECONDS}")
     assert by_name["GymsdkGpuIdle"].endswith(f"< {IDLE_UTILIZATION}")
     assert f"< {RECENT_EXIT_SECONDS:g})" in by_name["GymsdkServerExited"]
-    assert all(each["annotations"].keys() == {"summary", "description"} for each in rules())
+    assert all(rule["annotations"].keys() == {"summary", "description"} for rule in rules())
 
 
 async def test_a_gpu_or_nvidia_smi_without_a_value_is_left_out(monkeypatch, tmp_path):

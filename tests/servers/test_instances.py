@@ -36,11 +36,12 @@ class Head:
         self.request_count += 1
         if self.fails:
             raise Failed("nobody there", kind="model_unreachable", retryable=True)
-        return HeadSnapshot(settled=self.settled, instances=[instance(each, self.urls.get(each)) for each in self.ids])
+        instances = [instance(known, self.urls.get(known)) for known in self.ids]
+        return HeadSnapshot(settled=self.settled, instances=instances)
 
 
 async def ids(instances: InstanceDirectory) -> list[str]:
-    return [each.id for each in await instances.find_by_name("lamp", "resources_servers")]
+    return [known.id for known in await instances.find_by_name("lamp", "resources_servers")]
 
 
 async def url(instances: InstanceDirectory, id: str) -> str | None:
@@ -75,10 +76,7 @@ async def renew(instances: InstanceDirectory) -> None:
     await instances.renew()
 
 
-@pytest.fixture(autouse=True)
-async def close_client():
-    yield
-    await client.aclose()
+pytestmark = pytest.mark.usefixtures("close_client")
 
 
 async def test_the_head_is_asked_no_more_often_than_configured_and_rarely_about_known_instances():

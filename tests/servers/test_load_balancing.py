@@ -20,7 +20,6 @@ from gymsdk.cluster.balancing import LoadBalancer, LocalInstance
 from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
 from gymsdk.edge.errors import RequestRejected
 from gymsdk.errors import BadRow, Failed
-from gymsdk.http import client as http
 from gymsdk.http.backoff import Backoff
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import agent, resources
@@ -35,10 +34,7 @@ ADD = [("increment_counter", {"count": 2})]
 CALL = ToolCall(name="increment_counter", arguments='{"count": 2}', call_id="c")
 
 
-@pytest.fixture(autouse=True)
-async def close_client():
-    yield
-    await http.aclose()
+pytestmark = pytest.mark.usefixtures("close_client")
 
 
 def build_balancer(head_url: str, name: str = "counter", **options: Any) -> LoadBalancer:
@@ -259,44 +255,42 @@ async def test_an_agent_returns_the_metrics_of_an_instance(counter):
     assert wrong.status_code == 422
 
 
-async def test_a_process_that_stops_answering_delays_episodes_only_for_its_lease(policy):
-    environment = load("multineedle")
-    row = next(environment.tasks("train")).row()
+async def test_a_process_that_stops_answering_delays_episodes_only_for_its_lease():
+    row = next(load("multineedle").tasks("train")).row()
     async with serve_head(lease=1.0) as head_url, serve_process("multineedle", head_url, lease=1.0) as (started, _):
         balancer = build_balancer(head_url, "multineedle")
         episode = await balancer.reset(row)
         os.kill(started.pid, signal.SIGSTOP)
-        verifying = asyncio.ensure_future(balancer.verify(episode))
-        opening = asyncio.ensure_future(balancer.reset(row))
-        done, _ = await asyncio.wait({verifying, opening}, timeout=15)
-        assert done == {verifying, opening}
-        failures = [each.exception() for each in (verifying, opening)]
+        async with asyncio.timeout(15):
+            calls = (balancer.verify(episode), balancer.reset(row))
+            failures = await asyncio.gather(*calls, return_exceptions=True)
         await balancer.close(episode)
-    assert all(isinstance(each, Failed) and each.retryable and each.kind == "server_unreachable" for each in failures)
+    for failure in failures:
+        assert isinstance(failure, Failed)
+        assert (failure.retryable, failure.kind) == (True, "server_unreachable")
 
 
 async def test_no_rollout_is_lost_if_one_of_two_processes_is_killed():
-    environment, chosen = load("multineedle"), model("scripted/random")
-    rows = [task.row() for task in islice(environment.tasks("train"), 60)]
+    chosen = model("scripted/random")
+    rows = [task.row() for task in islice(load("multineedle").tasks("train"), 60)]
     async with (
         serve_head(lease=1.0) as head_url,
         serve_process("multineedle", head_url, lease=1.0) as (doomed, _),
         serve_process("multineedle", head_url, lease=1.0),
     ):
-        balancer, slots, killed = build_balancer(head_url, "multineedle"), asyncio.Semaphore(8), []
+        balancer, slots = build_balancer(head_url, "multineedle"), asyncio.Semaphore(8)
 
         async def play_row(number):
             async with slots:
                 if number == 20:
-                    killed.append(os.kill(doomed.pid, signal.SIGKILL))
+                    os.kill(doomed.pid, signal.SIGKILL)
                 return await play(balancer, chosen, rows[number])
 
         rollouts = await asyncio.gather(*(play_row(number) for number in range(60)))
-    failures = [each.failure for each in rollouts if each.failure is not None]
-    assert killed
-    assert all(each.retryable for each in failures), failures
+    failures = [rollout.failure for rollout in rollouts if rollout.failure is not None]
+    assert all(failure.retryable for failure in failures), failures
     assert len(failures) <= 8
-    assert all(each.outcome == "scored" for each in rollouts[40:])
+    assert all(rollout.outcome == "scored" for rollout in rollouts[40:])
 
 
 async def test_an_instance_that_the_head_has_lost_gets_no_new_episodes(counter):
@@ -304,10 +298,10 @@ async def test_an_instance_that_the_head_has_lost_gets_no_new_episodes(counter):
         async with Instance(counter(), head_url, "127.0.0.2").serve():
             pass
         async with Instance(counter(), head_url, "127.0.0.3").serve() as remaining:
-            assert [each["url"] for each in (await fetch_nodes(head_url))["instances"]] == [remaining.url]
+            assert [known["url"] for known in (await fetch_nodes(head_url))["instances"]] == [remaining.url]
             balancer = build_balancer(head_url)
             episode = await balancer.reset(ROW)
-            await wait_until(lambda: remaining.sessions == 1)
+            assert remaining.sessions == 1
             await balancer.close(episode)
 
 
@@ -382,14 +376,13 @@ async def test_a_restarted_head_removes_no_instance(counter, policy):
 async def test_an_agent_continues_a_session_at_its_instance(counter, policy):
     tool = {"type": "function", "name": "increment_counter", "parameters": {"type": "object", "properties": {}}}
     async with serve_two(counter(), counter()) as (head_url, one, other):
-        for each in (one, other):
+        for instance in (one, other):
+            cookies = await seed_sessions(instance.url, 1)
             async with (
-                httpx.AsyncClient(base_url=each.url) as seeding,
+                httpx.AsyncClient(base_url=instance.url, cookies=cookies) as seeding,
                 app_client(agent.create_app(build_balancer(head_url), policy(ADD, "done"))) as client,
             ):
-                await seeding.post("/seed_session", json=ROW)
-                cookies = "; ".join(f"{name}={value}" for name, value in seeding.cookies.items())
-                body = {"input": "add", "tools": [tool]}
-                answer = await client.post("/v1/responses", json=body, headers={"cookie": cookies})
+                client.cookies = dict(cookies)
+                answer = await client.post("/v1/responses", json={"input": "add", "tools": [tool]})
                 assert answer.status_code == 200
                 assert (await seeding.post("/get_counter_value", json={})).json() == {"count": 3}

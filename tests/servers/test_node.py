@@ -23,10 +23,7 @@ from .nodes import fetch_nodes, find_free_port, run_node, serve_app, serve_head,
 LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
 
 
-@pytest.fixture(autouse=True)
-async def close_client():
-    yield
-    await client.aclose()
+pytestmark = pytest.mark.usefixtures("close_client")
 
 
 async def names(head_url):

@@ -1,6 +1,9 @@
-"""The registry of nodes at a head: a registration lasts for its lease, and must not contradict other registrations."""
+"""The registry of nodes: a registration lasts for its lease; which nodes are lost; which servers restart, and when."""
 
 from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 from pydantic import ValidationError
@@ -192,3 +195,240 @@ def test_a_node_with_a_thousand_environments_is_registered_with_all_its_servers(
     services = [MATH.model_copy(update={"name": f"math{number}", "id": f"{number:012x}"}) for number in range(3000)]
     registry.register("n", Registration(services=services), "127.0.0.1")
     assert len(registry.services) == len(services)
+
+
+def list_lost(registry):
+    return [node.id for node in registry.lost_nodes]
+
+
+def test_a_lost_node_is_remembered_for_a_while_until_it_returns_unlike_one_that_left(registry, clock):
+    for name in "ab":
+        registry.register(name, build_registration(build_service()), HERE)
+    registry.leave("b")
+    clock.now = 11.0
+    assert list_lost(registry) == ["a"]
+    registry.register("a", build_registration(MATH), HERE)
+    assert list_lost(registry) == []
+    clock.now = 611.0
+    assert list_lost(registry) == ["a"]
+    clock.now = 612.0
+    assert list_lost(registry) == []
+
+
+def test_a_lost_node_that_leaves_late_or_whose_exit_is_reported_is_forgotten(registry, clock):
+    registry.register("a", build_registration(build_service(name="sums")), HERE)
+    registry.register("child", build_registration(build_service(pid=7), supervisor="s"), HERE)
+    clock.now = 11.0
+    assert list_lost(registry) == ["a", "child"]
+    registry.leave("a")
+    registry.register("supervisor", build_exit_registration(), HERE)
+    assert list_lost(registry) == []
+    with pytest.raises(RequestRejected, match="has left"):
+        registry.register("a", build_registration(MATH), HERE)
+
+
+@pytest.mark.parametrize("when", [3.0, 11.0])
+def test_a_node_is_lost_until_another_has_its_servers_however_soon(registry, clock, when):
+    registry.register("a", build_registration(MATH), HERE)
+    clock.now = when
+    registry.register("b", build_registration(build_service()), "10.0.0.8")
+    clock.now = 12.0
+    assert (list_lost(registry), len(registry)) == ([], 1)
+
+
+def test_a_node_is_lost_while_fewer_instances_exist_than_before(registry, clock):
+    for name in "abc":
+        registry.register(name, build_registration(build_service()), HERE)
+    clock.now = 9.0
+    registry.register("c", build_registration(build_service()), HERE)
+    clock.now = 11.0
+    assert list_lost(registry) == ["a", "b"]
+    registry.register("d", build_registration(build_service()), HERE)
+    assert len(list_lost(registry)) == 1
+    registry.register("e", build_registration(build_service()), HERE)
+    registry.leave("c")
+    # Node c left by itself later, so no other node is lost.
+    assert list_lost(registry) == []
+
+
+def test_a_restarted_node_does_not_replace_a_lost_one(registry, clock):
+    for name in "ab":
+        registry.register(name, build_registration(build_service()), HERE)
+    clock.now = 2.0
+    registry.leave("b")
+    clock.now = 3.0
+    registry.register("c", build_registration(build_service()), HERE)
+    clock.now = 11.0
+    assert list_lost(registry) == ["a"]
+    registry.register("d", build_registration(build_service()), HERE)
+    assert list_lost(registry) == []
+
+
+def test_of_two_lost_nodes_one_that_returns_does_not_replace_the_other(registry, clock):
+    registry.register("a", build_registration(build_service()), HERE)
+    clock.now = 1.0
+    registry.register("b", build_registration(build_service()), HERE)
+    clock.now = 2.0
+    registry.register("a", build_registration(build_service()), HERE)
+    clock.now = 11.5
+    assert list_lost(registry) == ["b"]
+    clock.now = 12.5
+    assert list_lost(registry) == ["b", "a"]
+    registry.register("a", build_registration(build_service()), HERE)
+    assert list_lost(registry) == ["b"]
+
+
+def test_a_node_that_shrank_is_lost_with_its_last_servers(registry, clock):
+    registry.register("a", build_registration(MATH, build_service()), HERE)
+    clock.now = 1.0
+    registry.register("a", build_registration(MATH), HERE)
+    clock.now = 12.0
+    assert list_lost(registry) == ["a"]
+    registry.register("b", build_registration(build_service()), HERE)
+    assert list_lost(registry) == []
+
+
+@asynccontextmanager
+async def run(registry):
+    up, over = asyncio.Event(), asyncio.Event()
+    running = asyncio.ensure_future(registry.run(up, over))
+    await up.wait()
+    await asyncio.sleep(0)
+    registry.register("a", build_registration(MATH), HERE)
+    yield
+    over.set()
+    await running
+
+
+async def test_no_node_is_lost_because_the_head_was_blocked(registry, clock):
+    async with run(registry):
+        clock.now = 30.0
+        assert ([node.id for node in registry], list_lost(registry), registry.is_settled) == (["a"], [], False)
+        clock.now = 31.9
+        registry.register("b", build_registration(build_service(name="sums")), HERE)
+    # A node that sends no report afterwards is lost.
+    clock.now = 40.1
+    assert ([node.id for node in registry], list_lost(registry), registry.is_settled) == (["b"], ["a"], True)
+
+
+async def test_no_node_is_lost_while_the_head_is_too_busy_to_read_heartbeats(registry, clock):
+    async with run(registry):
+        # Each pass of the event loop takes three seconds; a heartbeat is read after four passes.
+        for seconds in range(3, 16, 3):
+            clock.now = float(seconds)
+            assert ([node.id for node in registry], list_lost(registry)) == (["a"], [])
+
+
+def register_child(registry, supervisor="s", *, pid=7, sessions=0):
+    math = build_service(pid=pid)
+    load = {"math": {"sessions": sessions}}
+    registry.register(f"{supervisor}-{pid}", build_registration(math, loads=load, supervisor=supervisor), HERE)
+    return math
+
+
+def register_supervisor(registry, supervisor="s", *, pid=7):
+    fields = {"expected": ["math"], "restarts": {"math": pid}, "supervisor": supervisor}
+    registry.register(supervisor, build_registration(**fields), HERE)
+
+
+def read_state(registry):
+    """Return the servers that each supervisor is to restart, and the draining instances."""
+    return registry.due_restarts("s"), registry.due_restarts("t"), registry.draining_instances
+
+
+def register_both(registry, supervisor="s", *, sessions=0):
+    math = register_child(registry, supervisor, sessions=sessions)
+    register_supervisor(registry, supervisor)
+    return math
+
+
+def test_a_server_without_sessions_restarts_at_its_supervisors_next_report_until_that_confirms_it(registry):
+    math = register_both(registry)
+    assert [(order.pid, order.instances) for order in registry.restart("math", 30)] == [(7, (math.id,))]
+    assert registry.due_restarts("s-7") == []
+    for _ in range(2):
+        assert read_state(registry) == (["math"], [], {math.id})
+    registry.leave("s-7")
+    register_child(registry, pid=8)
+    register_supervisor(registry, pid=8)
+    assert read_state(registry) == ([], [], set())
+
+
+def test_only_the_process_of_the_order_is_restarted(registry):
+    register_both(registry)
+    registry.restart("math", 30)
+    register_supervisor(registry, pid=8)
+    assert registry.due_restarts("s") == []
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_server_with_sessions_gets_no_new_work_until_they_end_or_last_too_long(registry, clock, ends):
+    math = register_both(registry, sessions=1)
+    registry.restart("math", 5)
+    assert read_state(registry) == ([], [], {math.id})
+    if ends:
+        register_supervisor(registry)
+        registry.register("s-7", build_registration(math, loads={"math": {"sessions": 0}}, supervisor="s"), HERE)
+    else:
+        clock.now = 5.0
+    assert read_state(registry) == (["math"], [], {math.id})
+
+
+def test_processes_of_two_machines_may_have_the_same_id(registry):
+    math = register_both(registry)
+    registry.register("b", build_registration(build_service(pid=7), loads={"math": {"sessions": 5}}), "10.0.0.8")
+    registry.restart("math", 30)
+    assert (registry.due_restarts("s"), registry.draining_instances) == (["math"], {math.id})
+
+
+def test_the_instances_of_a_name_restart_one_after_another(registry, clock):
+    one, other = register_both(registry, "s"), register_both(registry, "t", sessions=1)
+    assert len(registry.restart("math", 30)) == 2
+    assert read_state(registry) == (["math"], [], {one.id})
+    clock.now = 9.0
+    registry.leave("s-7")
+    register_supervisor(registry, pid=8)
+    # The process runs again, but its server does not answer yet.
+    assert (registry.due_restarts("s"), registry.due_restarts("t"), registry.draining_instances) == ([], [], set())
+    register_child(registry, "s", pid=8)
+    assert (registry.due_restarts("s"), registry.due_restarts("t"), registry.draining_instances) == ([], [], {other.id})
+    for now in (9.0, 18.0, 27.0, 36.0):
+        clock.now = now
+        register_child(registry, "t", sessions=1)
+        register_supervisor(registry, "t")
+    # The time limit for its sessions starts with its turn.
+    assert registry.due_restarts("t") == []
+    clock.now = 39.0
+    assert registry.due_restarts("t") == ["math"]
+
+
+def test_the_other_restarts_are_dropped_if_the_first_does_not_return_in_time(registry, clock, caplog):
+    register_both(registry, "s")
+    other = register_both(registry, "t")
+    registry.restart("math", 30)
+    assert registry.due_restarts("s") == ["math"]
+    registry.leave("s-7")
+    for now in range(0, 630, 9):
+        clock.now = float(now)
+        register_supervisor(registry, pid=8 + now)
+        register_child(registry, "t")
+        register_supervisor(registry, "t")
+        assert (registry.due_restarts("t"), registry.draining_instances, caplog.messages) == ([], set(), [])
+    clock.now = 630.0
+    register_supervisor(registry, pid=1000)
+    assert (registry.due_restarts("s"), registry.due_restarts("t"), registry.draining_instances) == ([], [], set())
+    assert ["the restart of 'math' is given up" in message for message in caplog.messages] == [True]
+    # The server answers again long afterwards.
+    register_child(registry, "s", pid=1000)
+    assert (registry.due_restarts("t"), registry.draining_instances) == ([], set())
+    registry.restart("math", 30)
+    assert registry.due_restarts("s") == ["math"]
+    assert other.id not in registry.draining_instances
+
+
+def test_a_server_without_a_supervisor_cannot_be_restarted(registry):
+    registry.register("child", build_registration(MATH), HERE)
+    with pytest.raises(RequestRejected, match="serve it with --separate"):
+        registry.restart("math")
+    with pytest.raises(RequestRejected, match="unknown server 'mth'; did you mean 'math'"):
+        registry.restart("mth")

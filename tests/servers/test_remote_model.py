@@ -41,10 +41,7 @@ class FixedModel:
         return responses.build_response([responses.build_message(self.reply)], model="told")
 
 
-@pytest.fixture(autouse=True)
-async def close_client():
-    yield
-    await client.aclose()
+pytestmark = pytest.mark.usefixtures("close_client")
 
 
 @asynccontextmanager
@@ -66,8 +63,7 @@ async def served(*models: Model, **options: Any) -> AsyncIterator[tuple[RemoteMo
 
 async def read_reply(remote: RemoteModel, episode: Episode | None = None) -> str:
     response = await remote.respond(REQUEST, episode=episode)
-    text: str = response["output"][0]["content"][0]["text"]
-    return text
+    return response["output"][0]["content"][0]["text"]
 
 
 async def test_an_episode_continues_at_another_server_if_its_own_is_lost():
@@ -88,7 +84,7 @@ async def test_an_episode_stays_with_one_server_and_episodes_are_distributed():
             episode = await found.reset(row, id=f"r{number}")
             assert len({await read_reply(remote, episode) for _ in range(3)}) == 1
             await found.close(episode)
-    assert all(each.request_count for each in models)
+    assert all(served_model.request_count for served_model in models)
 
 
 async def test_without_a_server_the_error_explains_how_to_start_one():

@@ -23,10 +23,8 @@ def file():
 
 def test_the_first_worker_that_claims_an_id_owns_it(file):
     one, other = SharedMemory(file), SharedMemory(file)
-    assert [one.claim("a", 1, 60), other.claim("a", 2, 60), other.claim("b", 2, 60), one.claim("b", 1, 60)] == [
-        *(1, 1),
-        *(2, 2),
-    ]
+    assert [one.claim("a", 1, 60), other.claim("a", 2, 60)] == [1, 1]
+    assert [other.claim("b", 2, 60), one.claim("b", 1, 60)] == [2, 2]
 
 
 def test_a_released_or_expired_or_taken_id_has_a_new_owner(file):
@@ -56,28 +54,28 @@ def test_a_full_bucket_forgets_the_id_that_expires_first(file, monkeypatch):
     monkeypatch.setattr(shared_memory, "BUCKETS", 1)
     memory = SharedMemory(file)
     ids = [f"id-{number}" for number in range(ENTRIES_PER_BUCKET)]
-    for number, each in enumerate(ids):
-        memory.claim(each, 1, 60 + number)
+    for number, claimed in enumerate(ids):
+        memory.claim(claimed, 1, 60 + number)
     # The first two are renewed, so the third expires first.
-    for each in ids[:2]:
-        memory.claim(each, 1, 100)
+    for claimed in ids[:2]:
+        memory.claim(claimed, 1, 100)
     memory.claim("new", 1, 90)
     others = ["new", *ids[:2], *ids[3:]]
-    assert {memory.claim(each, 2, 1000) for each in others} == {1}
+    assert {memory.claim(claimed, 2, 1000) for claimed in others} == {1}
     assert memory.claim(ids[2], 2, 1000) == 2
 
 
 def test_200_000_ids_fit(file):
     memory = SharedMemory(file)
     ids = [f"id-{number}" for number in range(200_000)]
-    for each in ids:
-        memory.claim(each, 1, 60)
-    assert [memory.claim(each, 2, 60) for each in ids[::100]].count(1) >= 1999
+    for claimed in ids:
+        memory.claim(claimed, 1, 60)
+    assert [memory.claim(claimed, 2, 60) for claimed in ids[::100]].count(1) >= 1999
 
 
 def test_the_workers_of_one_deployment_share_a_secret(file):
     other = create_shared_file()
-    secrets = [SharedMemory(each).secret for each in (file, file, other)]
+    secrets = [SharedMemory(claimed).secret for claimed in (file, file, other)]
     os.close(other)
     assert secrets[0] == secrets[1] != secrets[2]
     assert len(set(secrets[0])) > 4

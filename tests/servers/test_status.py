@@ -26,10 +26,7 @@ from .nodes import find_free_port, run_node, serve_app, serve_head, serve_proces
 LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
 
 
-@pytest.fixture(autouse=True)
-async def close_client():
-    yield
-    await client.aclose()
+pytestmark = pytest.mark.usefixtures("close_client")
 
 
 async def run_status(*words: object) -> tuple[int, str, str]:
@@ -82,7 +79,7 @@ async def _fetch_lost(head: str) -> list[LostNodeStatus]:
 
 
 async def is_missing(head: str) -> bool:
-    return [each.health for each in (await fetch_status(head)).servers[1:]] == ["missing"]
+    return [server.health for server in (await fetch_status(head)).servers[1:]] == ["missing"]
 
 
 async def test_a_registered_server_that_does_not_answer_and_the_heads_own_exit_are_reported():
@@ -115,10 +112,10 @@ async def test_an_exit_belongs_to_the_instance_whose_supervisor_reports_it():
         run_node(NodeClient(head, [LAMP], **both)) as again,
         run_node(NodeClient(head, [other])),
     ):
-        assert [each.exit_code for each in (await fetch_status(head)).servers[1:]] == [-9, None]
+        assert [server.exit_code for server in (await fetch_status(head)).servers[1:]] == [-9, None]
         # Another instance represents the name until the ended one is back.
         await again.leave()
-        assert [each.exit_code for each in (await fetch_status(head)).servers[1:]] == [-9]
+        assert [server.exit_code for server in (await fetch_status(head)).servers[1:]] == [-9]
 
 
 async def test_a_worker_that_has_ended_is_missing_until_it_runs_again():
@@ -201,9 +198,9 @@ async def test_a_nemo_gym_head_is_asked_for_its_list(installed):
     installed()
     async with serve(["sums"]) as servers:
         [instance] = (
-            each
-            for each in (await client.get(f"{servers.head_url}/server_instances", retry=client.DEFAULT_RETRY)).json()
-            if each["name"] == "sums"
+            server
+            for server in (await client.get(f"{servers.head_url}/server_instances", retry=client.DEFAULT_RETRY)).json()
+            if server["name"] == "sums"
         )
         app = FastAPI()
         app.add_api_route("/server_instances", lambda: [instance], methods=["GET"])
