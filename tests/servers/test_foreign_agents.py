@@ -85,8 +85,7 @@ class Agent:
 
     async def verify(self, reply: str, row: Item = ROW) -> Item:
         response = {"output": [*self.items, responses.build_message(reply)]}
-        found: Item = (await self.post("/verify", {**row, "response": response})).json()
-        return found
+        return (await self.post("/verify", {**row, "response": response})).json()
 
 
 async def test_a_policy_cannot_choose_its_seed(agent):
@@ -127,15 +126,6 @@ async def test_a_policy_cannot_restart_its_episode_through_another_path(agent):
     assert verdict["tries"] == 1, "the session that the agent opened is judged"
 
 
-@pytest.mark.slow
-async def test_a_client_that_opens_a_new_session_is_judged_in_the_new_one(agent):
-    for _ in range(2):
-        await agent.post("/peek", {})
-    await agent.post("/seed_session", ROW)
-    verdict = await agent.verify((await agent.call("peek", {})).text)
-    assert (verdict["reward"], verdict["tries"]) == (1.0, 1)
-
-
 @pytest.mark.parametrize("endpoint", ["seed_session", "reset", "verify"])
 async def test_tool_arguments_cannot_open_or_judge_sessions(agent, endpoint):
     rejected = await agent.call(endpoint, {"response": {"output": []}, "count": 1})
@@ -168,15 +158,6 @@ async def test_fields_that_an_agent_adds_to_the_row_lose_no_session(client):
         secret = (await agent.call("peek", {})).text
         verdict = await agent.verify(secret, {"responses_create_params": {"input": prompt}, **more})
         assert (verdict["reward"], "session_unused" in verdict["gymsdk"]) == (1.0, False), more
-
-
-async def test_a_session_of_another_task_is_ignored(client):
-    for change in ({"_ng_task_index": 4}, {"responses_create_params": {"input": "other"}}, OTHER):
-        agent = Agent(client)
-        await agent.post("/seed_session", ROW | change)
-        verdict = await agent.verify((await agent.post("/peek", {})).text)
-        assert (verdict["kind"], "reward" in verdict) == ("session_mismatch", False), change
-        assert "was not opened with this row" in verdict["detail"]
 
 
 async def test_a_lost_session_is_reported_if_the_verdict_needs_it(resources_client, hidden_environment, made):

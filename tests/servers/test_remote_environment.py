@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -18,7 +15,7 @@ from gymsdk.servers import resources
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.types import Item
 
-from .app_helpers import serve_app
+from .app_helpers import serve_app, serve_handler
 from .nodes import metric
 
 ROW = Task.ask("add", initial_count=1, expected_count=3).row()
@@ -91,25 +88,13 @@ class NemoGymServer:
         return answer
 
 
-@asynccontextmanager
-async def serve_nemo_gym(server: NemoGymServer) -> AsyncIterator[str]:
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", server.answer)
-    bound = socket.create_server(("127.0.0.1", 0))
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.SockSite(runner, bound).start()
-    yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-    await runner.cleanup()
-
-
 TASK = {"responses_create_params": {"input": "add", "tools": TOOLS}, "own": 1}
 
 
 async def test_a_nemo_gym_server_is_played_by_its_own_rules(policy):
     server = NemoGymServer()
     calls = [("add", {"a": 1}), ("add", "{torn"), ("verify", {}), ("break", [1])]
-    async with serve_nemo_gym(server) as url:
+    async with serve_handler(server.answer) as url:
         rollout = await play(RemoteEnvironment(url, "sums"), policy(calls, "done"), TASK)
     outputs = [item["output"] for item in rollout.response["output"] if item["type"] == "function_call_output"]
     assert [path for path, _, _ in server.requests] == ["/seed_session", "/add", "/break", "/verify"]
@@ -132,6 +117,6 @@ async def test_a_missing_reward_is_a_failure(policy):
         ({"reward": "much"}, "failed", "bad_answer"),
         ({"reward": float("inf")}, "failed", "bad_answer"),
     ):
-        async with serve_nemo_gym(NemoGymServer(verdict)) as url:
+        async with serve_handler(NemoGymServer(verdict).answer) as url:
             rollout = await play(RemoteEnvironment(url, "sums"), policy("done"), TASK)
         assert (rollout.outcome, rollout.failure and rollout.failure.kind) == (outcome, kind), verdict

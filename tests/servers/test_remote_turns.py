@@ -16,7 +16,7 @@ from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.servers.remote_turns import TurnEnvironment
 from gymsdk.types import Budget, Episode, Item, extract_text
 
-from .app_helpers import serve_app
+from .app_helpers import serve_app, serve_handler
 
 ROW = Task.ask("Guess a number.", target=7, guesses=3).row()
 COUNTER_ROW = Task.ask("add", initial_count=1, expected_count=3).row()
@@ -67,17 +67,8 @@ class Guessing:
 
 @asynccontextmanager
 async def serve_guessing(server: Guessing) -> AsyncIterator[TurnEnvironment]:
-    app = web.Application()
-    app.router.add_post("/{path}", server.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        host, port = runner.addresses[0][:2]
-        yield TurnEnvironment(f"http://{host}:{port}", "guessing")
-    finally:
-        await runner.cleanup()
+    async with serve_handler(server.handle) as url:
+        yield TurnEnvironment(url, "guessing")
 
 
 def list_paths(server: Guessing) -> list[str]:

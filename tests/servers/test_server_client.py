@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from gymsdk.http import client as http
 from gymsdk.http.client import Retry
 from gymsdk.servers import resources
 
-from .app_helpers import serve_app
+from .app_helpers import serve_app, serve_handler
 from .nodes import metric, run_node, serve_head, wait_until
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
@@ -32,23 +31,14 @@ QUICK = Retry(times=1, first=0.001)
 @asynccontextmanager
 async def head(text: str | list[str], nodes: int = 404) -> AsyncIterator[str]:
     """Serve a head with the configuration *text*, or several in turn, and a status for `/nodes`; yield its URL."""
-    app = web.Application()
 
-    async def known(_: web.Request) -> web.Response:
-        return web.json_response({"detail": "ask again"}, status=nodes)
-
-    app.router.add_get("/nodes", known)
-
-    async def config(_: web.Request) -> web.Response:
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/nodes":
+            return web.json_response({"detail": "ask again"}, status=nodes)
         return web.Response(text=text if isinstance(text, str) else text[-1], content_type="application/json")
 
-    app.router.add_get("/global_config_dict_yaml", config)
-    bound = socket.create_server(("127.0.0.1", 0))
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.SockSite(runner, bound).start()
-    yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-    await runner.cleanup()
+    async with serve_handler(answer) as url:
+        yield url
 
 
 def config(url: str, *, host: str | None = None) -> str:

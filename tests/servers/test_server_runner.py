@@ -1,4 +1,4 @@
-"""A runner of servers of another program: an error of one server names that server."""
+"""A runner of servers and its background tasks: an error of one server names that server."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from gymsdk import GymsdkError
+from gymsdk import GymsdkError, UsageError
 from gymsdk.cluster.reports import HEALTH_SECONDS, Load, Service
 from gymsdk.config.model import Times
 from gymsdk.deploy.child import HEAD_SERVER
-from gymsdk.deploy.runner import HeadConnection, ServerRunner, ServerSpec
+from gymsdk.deploy.runner import BackgroundTask, HeadConnection, LoopMonitor, ServerRunner, ServerSpec
 from gymsdk.edge.app import create_app as bare
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics
@@ -119,3 +119,71 @@ async def test_a_head_that_was_blocked_waits_for_its_nodes_again():
         await wait_until(is_settled, 60)
         time.sleep(2.0)  # noqa: ASYNC251  # blocks the loop on purpose
         assert not await is_settled()
+
+
+async def _run_until_stopped(up: asyncio.Event, over: asyncio.Event) -> None:
+    up.set()
+    await over.wait()
+
+
+async def test_a_task_runs_until_it_is_stopped_and_one_that_ends_by_itself_is_reported():
+    background_task = BackgroundTask("a pump", _run_until_stopped)
+    await background_task.wait_until_up(5)
+    assert not background_task.task.done()
+    await background_task.stop(5)
+    assert background_task.task.done()
+
+    async def work(up: asyncio.Event, over: asyncio.Event) -> None:
+        up.set()
+
+    background_task = BackgroundTask("a pump", work)
+    await background_task.task
+    assert str(background_task.describe_failure()) == "a pump ended unexpectedly"
+
+
+async def test_a_task_that_fails_at_startup_reports_why_once(caplog):
+    async def fail(up: asyncio.Event, over: asyncio.Event) -> None:
+        raise RuntimeError("no water")
+
+    async def refuse(up: asyncio.Event, over: asyncio.Event) -> None:
+        raise UsageError("open the tap")
+
+    with pytest.raises(GymsdkError, match="a pump ended unexpectedly: no water"):
+        await BackgroundTask("a pump", fail).wait_until_up(5)
+    background_task, other = BackgroundTask("a pump", refuse), BackgroundTask("another", refuse)
+    with pytest.raises(UsageError, match=r"^open the tap$"):
+        await background_task.wait_until_up(5)
+    await background_task.stop(5)
+    await other.stop(5)
+    assert caplog.messages == ["another ended with an error: UsageError('open the tap')"]
+
+
+@pytest.mark.slow
+async def test_a_task_that_does_not_end_is_named_and_abandoned(caplog):
+    freed = asyncio.Event()
+
+    async def work(up: asyncio.Event, over: asyncio.Event) -> None:
+        up.set()
+        while not freed.is_set():
+            try:
+                await freed.wait()
+            except asyncio.CancelledError:
+                continue
+
+    background_task = BackgroundTask("a pump", work)
+    await background_task.wait_until_up(5)
+    await background_task.stop(0.05)
+    assert "a pump did not end within 0.05 seconds; it is left behind" in caplog.text
+    assert not background_task.task.done()
+    freed.set()
+    await background_task.task
+
+
+async def test_a_heartbeat_is_recent_until_the_event_loop_is_blocked():
+    pulse = LoopMonitor(limit=0.2)
+    background_task = BackgroundTask("the pulse", pulse.run)
+    await background_task.wait_until_up(5)
+    assert pulse.is_recent()
+    time.sleep(0.3)  # noqa: ASYNC251 - it blocks the event loop on purpose
+    assert not pulse.is_recent()
+    await background_task.stop(5)
