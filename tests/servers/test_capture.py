@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import yaml
 from gymsdk import load
 from gymsdk.config.model import Deployment
 from gymsdk.deploy import process
+from gymsdk.deploy.process import RunningServers
 from gymsdk.http import client as http
 from gymsdk.rollouts.jobs import build_input_row
 
@@ -26,20 +29,23 @@ def _row() -> dict[str, Any]:
     return build_input_row(task.row(), environment=NAME, task=3, repeat=1)
 
 
-def _names(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]
-
-
 def _calls(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def test_a_flat_row_returns_its_trajectory_and_its_model_calls_are_captured(tmp_path: Path) -> None:
-    async with process.serve([NAME], deployment=Deployment(capture=tmp_path), model="scripted/oracle") as running:
+@asynccontextmanager
+async def serve(folder: Path, model: str) -> AsyncIterator[tuple[httpx.AsyncClient, RunningServers, str]]:
+    """Serve the environment and capture the calls of *model* in *folder*; yield the URL of its environment server."""
+    async with process.serve([NAME], deployment=Deployment(capture=folder), model=model) as running:
         async with httpx.AsyncClient(timeout=60) as client:
-            line = (await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=_row())).json()
-            config = (await client.get(f"{running.head_url}/global_config_dict_yaml")).json()
+            yield client, running, f"{running.urls[f'{NAME}_environment_server']}/run"
         await http.aclose()
+
+
+async def test_a_flat_row_returns_its_trajectory_and_its_model_calls_are_captured(tmp_path):
+    async with serve(tmp_path, "scripted/oracle") as (client, running, url):
+        line = (await client.post(url, json=_row())).json()
+        config = (await client.get(f"{running.head_url}/global_config_dict_yaml")).json()
     trajectory = line["ng_trajectory"]
     output = line["response"]["output"]
     (invocation,) = trajectory["invocations"]
@@ -54,55 +60,47 @@ async def test_a_flat_row_returns_its_trajectory_and_its_model_calls_are_capture
     tokens = sum(call["token_stats"]["completion_tokens"] for call in trajectory["model_calls"])
     assert tokens == line["response"]["usage"]["output_tokens"]
     captured = _calls(tmp_path / "3-1.capture.jsonl")
-    assert [each["model_call_id"] for each in captured] == [call["model_call_id"] for call in trajectory["model_calls"]]
-    assert {(each["status_code"], each["error_category"]) for each in captured} == {(200, None)}
+    assert [call["model_call_id"] for call in captured] == [call["model_call_id"] for call in trajectory["model_calls"]]
+    assert {(call["status_code"], call["error_category"]) for call in captured} == {(200, None)}
     assert yaml.safe_load(config)["model_call_capture_dir"] == str(tmp_path)
 
 
-async def test_an_episode_returns_the_agents_observations(tmp_path: Path) -> None:
+async def test_an_episode_returns_the_agents_observations(tmp_path):
     row = _row()
     task_input = {key: row[key] for key in row if not key.startswith("_ng_") and key != "agent_ref"}
     ids = {"episode_id": {"rollout_id": "r1", "attempt": 2}}
     body = ids | {"task": {"task_id": {"taskset": NAME, "task_id": "7"}, "task_input": task_input}}
-    async with process.serve([NAME], deployment=Deployment(capture=tmp_path), model="scripted/oracle") as running:
-        async with httpx.AsyncClient(timeout=60) as client:
-            answer = await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=body)
-        await http.aclose()
+    async with serve(tmp_path, "scripted/oracle") as (client, _, url):
+        answer = await client.post(url, json=body)
     result = answer.json()["result"]
     invocation, *tools = result["ng_agent_observations"]["records"]
-    names = [each["model_call_id"] for each in _calls(tmp_path / "r1-a2.capture.jsonl")]
-    assert [each["model_call_id"] for each in invocation["model_calls"]] == names
-    assert {each["status"] for each in tools} == {"completed"}
+    names = [call["model_call_id"] for call in _calls(tmp_path / "r1-a2.capture.jsonl")]
+    assert [call["model_call_id"] for call in invocation["model_calls"]] == names
+    assert {call["status"] for call in tools} == {"completed"}
     assert "ng_trajectory" not in result
 
 
 @pytest.mark.slow
-async def test_the_model_server_captures_calls_by_the_rollout_in_their_path(tmp_path: Path) -> None:
-    async with process.serve([NAME], deployment=Deployment(capture=tmp_path), model="scripted/null") as running:
-        async with httpx.AsyncClient(timeout=60) as client:
-            for path in ("/ng-rollout/r9/v1/responses", "/v1/responses"):
-                await client.post(running.urls["policy_model"] + path, json={"input": "hello"})
-        await http.aclose()
-    assert _names(tmp_path) == ["r9.capture.jsonl"]
+async def test_the_model_server_captures_calls_by_the_rollout_in_their_path(tmp_path):
+    async with serve(tmp_path, "scripted/null") as (client, running, _):
+        for path in ("/ng-rollout/r9/v1/responses", "/v1/responses"):
+            await client.post(running.urls["policy_model"] + path, json={"input": "hello"})
+    assert [*map(str, tmp_path.rglob("*"))] == [str(tmp_path / "r9.capture.jsonl")]
     (call,) = _calls(tmp_path / "r9.capture.jsonl")
     assert call["model_ref"] == {"type": "responses_api_models", "name": "policy_model"}
     assert call["response"]["object"] == "response"
 
 
 @pytest.mark.slow
-async def test_an_episode_does_not_wait_for_a_disk_that_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_episode_does_not_wait_for_a_disk_that_hangs(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("gymsdk.servers.capture.MAX_WRITE_SECONDS", 0.2)
     path = tmp_path / "3-1.capture.jsonl"
-    async with process.serve([NAME], deployment=Deployment(capture=tmp_path), model="scripted/null") as running:
+    async with serve(tmp_path, "scripted/null") as (client, _, url):
         # Another process that holds a lock on the file blocks every writer, as a hanging disk does.
         with path.open("ab") as locked:
             fcntl.flock(locked.fileno(), fcntl.LOCK_EX)
-            async with httpx.AsyncClient(timeout=60) as client:
-                answer = await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=_row())
+            answer = await client.post(url, json=_row())
             captured = path.read_text()
-        await http.aclose()
     assert (answer.status_code, answer.json()["gymsdk"]["outcome"], captured) == (200, "scored", "")
     assert "a model call of rollout 3-1 was not captured" in caplog.text
     async with asyncio.timeout(30):

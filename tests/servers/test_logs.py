@@ -1,34 +1,35 @@
-"""Logs of real servers: one search for a rollout finds its lines in every log, and no line contains its prompt."""
+"""Logs of real servers: one search finds a rollout in every log, no line contains its prompt, no reader blocks."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import Request
 
 from gymsdk import UsageError
 from gymsdk.config.model import LogConfig
 from gymsdk.edge.app import create_app
 from gymsdk.edge.request import json_response
-from gymsdk.http import client as http
 from gymsdk.models.registry import model
-from gymsdk.observability.logging import LogHandler, log_to
+from gymsdk.observability.logging import FLUSH_SECONDS, LogHandler, LogRelay, log_to
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import agent
 from gymsdk.servers.remote import RemoteEnvironment
 
+from .app_helpers import app_client
 from .nodes import wait_until
 
 PROMPT, SECRET = "What is the answer to Wunderhorn?", "hush-this-is-a-key"
@@ -46,37 +47,42 @@ async def main():
         print(json.dumps({"head": running.head_url, **running.urls}), flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
-with log_to(LogConfig(level="info", format=sys.argv[3], directory=Path(sys.argv[1]))):
+with log_to(LogConfig(level="info", format="json", directory=Path(sys.argv[1]))):
     asyncio.run(main())
 """
 """Source of a program that runs servers until its standard input ends."""
+WRITE_SCRIPT = """
+import logging, sys
+from pathlib import Path
+from gymsdk.config.model import LogConfig
+from gymsdk.observability.logging import log_to
 
-StartServers = Callable[..., dict[str, str]]
-ServeApp = Callable[[FastAPI], AbstractAsyncContextManager[str]]
-ResourcesClient = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+with log_to(LogConfig(level="info", format="json", directory=Path(sys.argv[1]), server="both")):
+    for number in range(300):
+        logging.getLogger("gymsdk").info("x" * 5000)
+with log_to(LogConfig(format="json")):
+    logging.getLogger("gymsdk").warning("careful")
+"""
+"""Source of a program that writes lines to a file, and one to standard error."""
 
 
 @pytest.fixture
-def start_servers(installed: Callable[..., Path]) -> Iterator[StartServers]:
+def start_servers(installed):
     installed()
     processes: list[subprocess.Popen[str]] = []
 
-    def start(folder: Path, form: str = "json") -> dict[str, str]:
-        command = [sys.executable, "-c", SERVE_SCRIPT, str(folder), SECRET, form]
+    def start(folder: Path) -> dict[str, str]:
+        command = [sys.executable, "-c", SERVE_SCRIPT, str(folder), SECRET]
         process = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         processes.append(process)
-        urls: dict[str, str] = json.loads(process.stdout.readline())
-        return urls
+        return json.loads(process.stdout.readline())
 
     yield start
     for process in processes:
         process.communicate(timeout=20)
 
 
-@pytest.fixture(autouse=True)
-async def close_client():
-    yield
-    await http.aclose()
+pytestmark = pytest.mark.usefixtures("close_client")
 
 
 def flush() -> None:
@@ -93,22 +99,13 @@ def row(**fields: Any) -> dict[str, Any]:
     return {"responses_create_params": {"input": [{"role": "user", "content": PROMPT}]}, "answer": 424242, **fields}
 
 
-async def find_request_line(file: Path, route: str = "/run") -> dict[str, Any]:
-    """Return the line of a request; the server writes it while it sends the response."""
-    await wait_until(lambda: file.exists() and route in file.read_text())
-    [line] = [line for line in lines(file) if line["fields"].get("route") == route]
-    return line
-
-
 async def run_row(url: str, body: dict[str, Any], **headers: str) -> httpx.Response:
     async with httpx.AsyncClient() as client:
         return await client.post(f"{url}/run", json=body, headers=headers)
 
 
 @pytest.mark.slow
-async def test_one_search_follows_a_rollout_over_agent_resources_and_model(
-    start_servers: StartServers, serve_app: ServeApp, tmp_path: Path
-):
+async def test_one_search_follows_a_rollout_over_agent_resources_and_model(start_servers, serve_app, tmp_path):
     logs = tmp_path / "logs"
     urls = start_servers(logs)
     player = model("endpoint/null", base_url=f"{urls['policy_model']}/v1")
@@ -137,33 +134,46 @@ async def test_one_search_follows_a_rollout_over_agent_resources_and_model(
 
 
 @pytest.mark.slow
-async def test_each_line_of_a_run_names_its_rollout_as_the_logs_do(start_servers: StartServers, tmp_path: Path):
+async def test_each_line_of_a_run_names_its_rollout_as_the_logs_do(start_servers, tmp_path):
     logs, out, tasks = tmp_path / "logs", tmp_path / "out", tmp_path / "tasks.jsonl"
     urls = start_servers(logs)
-    rows = [row(agent_ref={"name": "sums_simple_agent"}), row(answer="none", agent_ref={"name": "sums_simple_agent"})]
-    tasks.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    named = {"agent_ref": {"name": "sums_simple_agent"}}
+    tasks.write_text("".join(f"{json.dumps(fields)}\n" for fields in (row(**named), row(answer="none", **named))))
     command = [sys.executable, "-m", "gymsdk", "rollout", "--head", urls["head"], "--tasks", str(tasks)]
     await (await asyncio.create_subprocess_exec(*command, "--output", str(out))).wait()
     [scored], [failed] = (lines(out / name) for name in ("rollouts.jsonl", "failures.jsonl"))
-    ids = [each["gymsdk"]["rollout_id"] for each in (scored, failed)]
-    assert [each["gymsdk"]["id"] for each in (scored, failed)] == ["0:0", "1:0"]
+    ids = [line["gymsdk"]["rollout_id"] for line in (scored, failed)]
+    assert [line["gymsdk"]["id"] for line in (scored, failed)] == ["0:0", "1:0"]
     log = logs / "sums_simple_agent.log"
-    await wait_until(lambda: log.exists() and all(each in log.read_text() for each in ids))
+    await wait_until(lambda: log.exists() and all(rollout in log.read_text() for rollout in ids))
     logged = {line["rollout_id"] for line in lines(log) if line["fields"]["route"] == "/run"}
     assert logged == set(ids)
 
 
-@pytest.mark.slow
-async def test_a_rollout_without_an_id_is_logged_by_its_indices(start_servers: StartServers, tmp_path: Path):
-    urls = start_servers(tmp_path)
-    await run_row(urls["sums_simple_agent"], row(_ng_task_index=7, _ng_rollout_index=3))
-    line = await find_request_line(tmp_path / "sums_simple_agent.log")
-    assert line["rollout_id"] == "7:3"
-
-
-async def test_a_foreign_agents_tool_call_is_logged_under_its_sessions_rollout(
-    resources_client: ResourcesClient, tmp_path: Path
+async def test_a_rollout_without_an_id_is_logged_by_its_indices_and_a_failure_in_the_line_of_its_request(
+    counter, policy, tmp_path
 ):
+    fitting = row(_ng_task_index=7, _ng_rollout_index=3, initial_count=1)
+    with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
+        async with app_client(agent.create_app(counter(), policy("done"))) as client:
+            await client.post("/run", json=fitting)
+            response = await client.post("/run", json=fitting | {"initial_count": PROMPT})
+        first, second = lines(tmp_path / "counter_simple_agent.log")
+    assert (first["fields"]["route"], first["rollout_id"]) == ("/run", "7:3")
+    assert (response.status_code, second["fields"]["status"]) == (422, 422)
+    assert PROMPT not in json.dumps(second)
+
+
+async def test_the_text_format_has_a_line_for_each_request(counter, policy, tmp_path):
+    body, headers = row(_ng_rollout_id="r1", initial_count=1), {"x-request-id": "q1"}
+    with log_to(LogConfig(level="info", directory=tmp_path)):
+        async with app_client(agent.create_app(counter(), policy("done"))) as client:
+            await client.post("/run", json=body, headers=headers)
+    [line] = (tmp_path / "counter_simple_agent.log").read_text().splitlines()
+    assert " info counter_simple_agent rollout=r1 request=q1 POST /run 200 in " in line
+
+
+async def test_a_foreign_agents_tool_call_is_logged_under_its_sessions_rollout(resources_client, tmp_path):
     row_fields = {"responses_create_params": {"input": PROMPT}, "initial_count": 1, "expected_count": 2}
     with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
         async with resources_client() as client:
@@ -173,27 +183,8 @@ async def test_a_foreign_agents_tool_call_is_logged_under_its_sessions_rollout(
     assert logged == [("/seed_session", "theirs"), ("/increment_counter", "theirs")]
 
 
-@pytest.mark.slow
-async def test_the_text_format_has_a_line_for_each_request(start_servers: StartServers, tmp_path: Path):
-    urls = start_servers(tmp_path, "text")
-    await run_row(urls["sums_simple_agent"], row(_ng_rollout_id="r1"), **{"x-request-id": "q1"})
-    file = tmp_path / "sums_simple_agent.log"
-    await wait_until(lambda: file.exists() and "/run" in file.read_text())
-    [line] = [line for line in file.read_text().splitlines() if "/run" in line]
-    assert " info sums_simple_agent rollout=r1 request=q1 POST /run 200 in " in line
-
-
-@pytest.mark.slow
-async def test_a_failure_is_in_the_line_of_its_request(start_servers: StartServers, tmp_path: Path):
-    urls = start_servers(tmp_path)
-    response = await run_row(urls["sums_simple_agent"], {"responses_create_params": {"input": PROMPT}})
-    line = await find_request_line(tmp_path / "sums_simple_agent.log")
-    assert (response.status_code, line["fields"]["status"]) == (422, 422)
-    assert PROMPT not in json.dumps(line)
-
-
 @pytest.fixture
-async def lamp(tmp_path: Path):
+async def lamp(tmp_path):
     """Yield a client of a server in this process, and a function that reads the log lines so far."""
     app = create_app("lamp", "A lamp.", metrics=ServerMetrics("lamp"))
 
@@ -211,73 +202,52 @@ async def lamp(tmp_path: Path):
             yield client, lambda: lines(tmp_path / "lamp.log")
 
 
-async def test_an_exception_in_a_request_is_logged_by_its_type_without_its_message(lamp):
+async def test_an_exception_is_logged_by_its_type_and_an_invalid_request_id_replaced(lamp, tmp_path):
     client, read_log = lamp
-    assert (await client.post("/breaks")).status_code == 500
-    [line] = read_log()
-    assert (line["level"], line["fields"]["error"], "424242" in json.dumps(line)) == (
-        "warning",
-        "ZeroDivisionError",
-        False,
-    )
-
-
-@pytest.mark.parametrize("id", ["a b", "x" * 129, 'a"b', "", "ä"])
-async def test_an_invalid_request_id_is_replaced(lamp, id):
-    client, read_log = lamp
-    response = await client.post("/carries", headers={b"x-request-id": id.encode("latin-1")})
-    assert len(response.headers["x-request-id"]) == 16
-    assert read_log()[0]["request_id"] == response.headers["x-request-id"]
-
-
-async def test_health_checks_are_not_logged(lamp, tmp_path: Path):
-    client, _ = lamp
     for path in ("/", "/livez", "/readyz", "/metrics"):
         assert (await client.get(path)).status_code == 200
     flush()
-    assert not (tmp_path / "lamp.log").exists()
+    assert not (tmp_path / "lamp.log").exists(), "health checks are not logged"
+    assert (await client.post("/breaks")).status_code == 500
+    [line] = read_log()
+    assert (line["level"], line["fields"]["error"]) == ("warning", "ZeroDivisionError")
+    assert "424242" not in json.dumps(line)
+    for request_id in ("a b", "x" * 129, 'a"b', "", "ä"):
+        response = await client.post("/carries", headers={b"x-request-id": request_id.encode("latin-1")})
+        assert len(response.headers["x-request-id"]) == 16
+        assert read_log()[-1]["request_id"] == response.headers["x-request-id"]
 
 
-def test_a_line_outside_of_requests_names_the_process(tmp_path: Path):
+def test_a_log_file_is_created_with_its_first_line_which_names_the_process(tmp_path, caplog):
     with log_to(LogConfig(level="info", directory=tmp_path, server="math")):
-        logging.getLogger("gymsdk").info("over\nand %s", "out")
-    assert (tmp_path / "math.log").read_text().endswith("info math rollout=- request=- over\\nand out\n")
-
-
-def test_a_log_file_is_created_with_its_first_line(tmp_path: Path):
-    with log_to(LogConfig(level="info", directory=tmp_path)):
         assert list(tmp_path.iterdir()) == []
-        logging.getLogger("gymsdk").info("here")
+        logging.getLogger("gymsdk").info("over\nand %s", "out")
         flush()
-        assert [each.name for each in tmp_path.iterdir()] == ["gymsdk.log"]
+        assert [file.name for file in tmp_path.iterdir()] == ["math.log"]
+        logging.getLogger("gymsdk.requests").warning("POST /run 503")
+    first, second = (tmp_path / "math.log").read_text().splitlines()
+    assert first.endswith("info math rollout=- request=- over\\nand out")
+    assert "POST /run 503" in second
+    assert "POST /run 503" not in caplog.messages
 
 
-def test_a_log_file_of_another_user_is_reported_at_once(tmp_path: Path):
+def test_a_log_directory_or_file_that_cannot_be_written_is_reported_at_once(tmp_path):
+    (tmp_path / "file").touch()
     (tmp_path / "gymsdk.log").mkdir()
-    with pytest.raises(UsageError, match=r"--log-dir .* is not writable"), log_to(LogConfig(directory=tmp_path)):
-        pass
+    for directory in (tmp_path, tmp_path / "file"):
+        with pytest.raises(UsageError, match=r"--log-dir .* is not writable"), log_to(LogConfig(directory=directory)):
+            pass
 
 
 @pytest.mark.slow
-def test_several_processes_write_whole_lines_into_one_file(tmp_path: Path):
-    source = (
-        "import logging, sys\nfrom pathlib import Path\nfrom gymsdk.config.model import LogConfig\n"
-        "from gymsdk.observability.logging import log_to\n"
-        "with log_to(LogConfig(level='info', format='json', directory=Path(sys.argv[1]), server='both')):\n"
-        "    for number in range(300): logging.getLogger('gymsdk').info('x' * 5000)\n"
-    )
-    processes = [subprocess.Popen([sys.executable, "-c", source, str(tmp_path)]) for _ in range(2)]
-    assert [process.wait(30) for process in processes] == [0, 0]
+def test_several_processes_write_whole_lines_into_one_file_and_others_to_standard_error(tmp_path):
+    command = [sys.executable, "-c", WRITE_SCRIPT, str(tmp_path)]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in processes:
+        _, errors = process.communicate(timeout=30)
+        assert [json.loads(line)["message"] for line in errors.splitlines()] == ["careful"]
+        assert process.returncode == 0
     assert [len(line["message"]) for line in lines(tmp_path / "both.log")] == [5000] * 600
-
-
-def test_an_unwritable_log_directory_is_reported_at_once(tmp_path: Path):
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(UsageError, match=r"--log-dir .* is not writable .*; choose a directory"),
-        log_to(LogConfig(directory=tmp_path / "file")),
-    ):
-        pass
 
 
 def test_the_default_options_do_not_change_the_logger():
@@ -287,18 +257,11 @@ def test_the_default_options_do_not_change_the_logger():
         assert (list(log.handlers), log.level) == before
         assert not logging.getLogger("gymsdk.requests").isEnabledFor(logging.WARNING)
     with log_to(LogConfig(level="info")):
-        assert any(isinstance(each, LogHandler) for each in log.handlers)
+        assert any(isinstance(handler, LogHandler) for handler in log.handlers)
     assert (list(log.handlers), log.level) == before
 
 
-def test_request_lines_are_not_shown_at_warning_level(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    with log_to(LogConfig(level="info", directory=tmp_path)):
-        logging.getLogger("gymsdk.requests").warning("POST /run 503")
-    assert not caplog.records
-    assert "POST /run 503" in (tmp_path / "gymsdk.log").read_text()
-
-
-def test_an_exception_is_logged_by_place_and_type_without_its_message(tmp_path: Path):
+def test_an_exception_is_logged_by_place_and_type_without_its_message(tmp_path):
     with log_to(LogConfig(format="json", directory=tmp_path)):
         try:
             int(PROMPT)
@@ -309,10 +272,129 @@ def test_an_exception_is_logged_by_place_and_type_without_its_message(tmp_path: 
     assert PROMPT not in json.dumps(line)
 
 
-def test_without_a_directory_lines_go_to_standard_error():
-    source = (
-        "import logging\nfrom gymsdk.config.model import LogConfig\nfrom gymsdk.observability.logging import log_to\n"
-        "with log_to(LogConfig(format='json')): logging.getLogger('gymsdk').warning('careful')\n"
-    )
-    result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, env=os.environ)
-    assert [json.loads(line)["message"] for line in io.StringIO(result.stderr)] == ["careful"]
+class SlowStream(io.StringIO):
+    """A stream that blocks until its reader continues."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.reading.wait()
+        return super().write(text)
+
+
+def test_a_relay_does_not_wait_and_reports_dropped_lines():
+    out = SlowStream()
+    relay = LogRelay(out, max_lines=5)
+    for number in range(50):
+        relay.put(f"line {number}")
+    assert not relay.wait_until_written(0.05)
+    out.reading.set()
+    assert relay.wait_until_written()
+    lines = out.getvalue().splitlines()
+    kept = [line for line in lines if line.startswith("line")]
+    reports = [line for line in lines if line.endswith(" lines were dropped because they were not read in time)")]
+    # The thread may have taken one line when the queue became full.
+    assert kept == [f"line {number}" for number in range(len(kept))]
+    assert 5 <= len(kept) <= 6
+    assert len(kept) + sum(int(line.strip("(").split()[0]) for line in reports) == 50
+    relay.put("later")
+    relay.close()
+    assert out.getvalue().endswith("\nlater\n")
+
+
+def test_closing_a_relay_ends_its_thread():
+    before = threading.active_count()
+    out = io.StringIO()
+    relay = LogRelay(out)
+    for number in range(100):
+        relay.put(f"{number}")
+    assert threading.active_count() == before + 1
+    relay.close()
+    assert threading.active_count() == before
+    assert out.getvalue().split() == [str(number) for number in range(100)]
+
+
+@pytest.mark.slow
+def test_closing_a_relay_whose_reader_is_stuck_takes_a_bounded_time():
+    out = SlowStream()
+    relay = LogRelay(out)
+    relay.put("stuck")
+    started = time.monotonic()
+    relay.close()
+    assert (time.monotonic() - started < FLUSH_SECONDS + 10, out.getvalue()) == (True, "")
+    out.reading.set()
+
+
+def test_lines_whose_reader_is_gone_are_dropped_silently(capsys):
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream:
+        relay = LogRelay(stream)
+        relay.put("read")
+        assert relay.wait_until_written()
+        assert os.read(reading, 100) == b"read\n"
+        os.close(reading)
+        for _ in range(3):
+            relay.put("x" * 100_000)
+        relay.close()
+    assert capsys.readouterr().err == ""
+
+
+def read_all(reading: int) -> bytes:
+    text = b""
+    with contextlib.suppress(BlockingIOError):
+        while more := os.read(reading, 2**16):
+            text += more
+    return text
+
+
+def build_record(text: str) -> logging.LogRecord:
+    return logging.LogRecord("gymsdk", logging.INFO, "", 0, text, None, None)
+
+
+def test_logging_does_not_wait_and_reports_dropped_lines(monkeypatch):
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    monkeypatch.setattr("gymsdk.observability.logging.STDERR", writing)
+    handler = LogHandler(LogConfig(level="info"), max_lines=5)
+    for _ in range(50):
+        handler.handle(build_record("x" * 99_999))
+    written, text = handler.wait_until_written(0.05), b""
+    assert not written
+    while not written:
+        written = handler.wait_until_written(0.05)
+        text += read_all(reading)
+    lines = text.decode().splitlines()
+    kept = sum(line.endswith("x") for line in lines)
+    reports = [line.partition(" warning gymsdk rollout=- request=- ")[2] for line in lines if not line.endswith("x")]
+    assert all(line.endswith(" lines were dropped because they could not be written in time") for line in reports)
+    assert 5 <= kept < 50
+    assert kept + sum(int(line.split()[0]) for line in reports) == 50
+    os.close(reading)
+    handler.handle(build_record("nobody reads it"))
+    handler.close()
+    os.close(writing)
+
+
+FORKING = """
+import logging, os, sys, warnings
+from pathlib import Path
+from gymsdk.config.model import LogConfig
+from gymsdk.observability.logging import FLUSH_SECONDS, log_to
+
+warnings.simplefilter("ignore", DeprecationWarning)
+with log_to(LogConfig(level="info", directory=Path(sys.argv[1]))):
+    logging.getLogger("gymsdk").info("parent")
+    child = os.fork()
+    logging.getLogger("gymsdk").info("child" if child == 0 else "again")
+if child:
+    sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_process_logs_too(tmp_path):
+    subprocess.run([sys.executable, "-c", FORKING, str(tmp_path)], check=True, timeout=30)
+    lines = (tmp_path / "gymsdk.log").read_text().splitlines()
+    assert sorted(line.rsplit(maxsplit=1)[1] for line in lines) == ["again", "child", "parent"]

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
-from gymsdk import Environment, UsageError, tracing
-from gymsdk.http import client as http
+from gymsdk import UsageError, tracing
 from gymsdk.models.scripted import build
 from gymsdk.servers import agent
 from gymsdk.tracing import profile_to_directory
 
+from .app_helpers import app_client
 from .nodes import serve_app as serve_on_port
 
 BUSY = """
@@ -49,23 +46,16 @@ def verify():
 
 ROW = {"responses_create_params": {"input": "go"}}
 
-Made = Callable[..., Environment]
-ServeApp = Callable[[FastAPI], AbstractAsyncContextManager[str]]
 
-
-@pytest.fixture(autouse=True)
-async def close_client():
-    yield
-    await http.aclose()
+pytestmark = pytest.mark.usefixtures("close_client")
 
 
 def read_dump(folder: Path) -> dict[str, Any]:
     [file] = folder.iterdir()
-    dump: dict[str, Any] = json.loads(file.read_text())
-    return dump
+    return json.loads(file.read_text())
 
 
-async def test_the_cpu_time_of_hooks_and_routes_is_reported(environment: Made, tmp_path: Path):
+async def test_the_cpu_time_of_hooks_and_routes_is_reported(environment, tmp_path):
     with profile_to_directory(tmp_path):
         app = agent.create_app(environment(BUSY), build("null"), name="busy")
         started = time.process_time()
@@ -75,7 +65,7 @@ async def test_the_cpu_time_of_hooks_and_routes_is_reported(environment: Made, t
             stats = (await client.get("/stats")).json()
         total = (time.process_time() - started) * 1e3
     hooks, run = stats["hooks"]["made"], stats["routes"]["/run"]
-    assert {name: each["calls"] for name, each in hooks.items()} == {"reset": 3, "verify": 3}
+    assert {name: hook["calls"] for name, hook in hooks.items()} == {"reset": 3, "verify": 3}
     assert hooks["reset"]["cpu_ms"] == pytest.approx(60, rel=0.3)
     assert hooks["verify"]["cpu_ms"] == pytest.approx(120, rel=0.3)
     assert run["requests"] == 3
@@ -86,7 +76,7 @@ async def test_the_cpu_time_of_hooks_and_routes_is_reported(environment: Made, t
 
 
 @pytest.mark.slow
-async def test_the_cpu_time_of_a_worker_process_belongs_to_its_hook(installed: Callable[..., Path], tmp_path: Path):
+async def test_the_cpu_time_of_a_worker_process_belongs_to_its_hook(installed, tmp_path):
     installed("grinding", GRINDING)
     from gymsdk import load
     from gymsdk.workers.offload import get_executor
@@ -129,22 +119,16 @@ async def verify():
 """Source of an environment with a worker that uses 100 ms of CPU to grade."""
 
 
-async def test_without_profiling_nothing_is_recorded(environment: Made, serve_app: ServeApp):
-    async with (
-        serve_app(agent.create_app(environment(BUSY), build("null"))) as url,
-        httpx.AsyncClient(base_url=url) as client,
-    ):
+async def test_without_profiling_nothing_is_recorded(environment, resources_client):
+    async with app_client(agent.create_app(environment(BUSY), build("null"))) as client:
         await client.post("/run", json=ROW)
+        assert (await client.get("/stats")).status_code == 404
+    async with resources_client() as client:
         assert (await client.get("/stats")).status_code == 404
     assert tracing.profile is None
 
 
-async def test_without_profiling_a_resources_server_has_no_stats(resources_client):
-    async with resources_client() as client:
-        assert (await client.get("/stats")).status_code == 404
-
-
-def test_a_directory_that_cannot_be_created_is_reported(tmp_path: Path):
+def test_a_directory_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").touch()
     with (
         pytest.raises(UsageError, match=r"--profile .*: the folder cannot be created"),
