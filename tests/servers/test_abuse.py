@@ -103,7 +103,7 @@ async def unaffected(running: RunningServers, caplog: pytest.LogCaptureFixture) 
         before = await _fetch_count(client, url)
         yield client
         assert await _fetch_count(client, url) == before == 7
-    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def _fetch_count(client: aiohttp.ClientSession, url: str) -> int:

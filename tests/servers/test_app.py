@@ -140,7 +140,7 @@ async def test_requests_are_counted_by_route_and_status(client, metrics):
         "requests_total",
         "request_bytes_total",
         "response_bytes_total",
-        *(f"request_seconds_{each}" for each in ("bucket", "count", "sum")),
+        *(f"request_seconds_{part}" for part in ("bucket", "count", "sum")),
     }
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -31,6 +30,7 @@ from gymsdk.servers.agent_sessions import OpenAgentSession
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.tracing import profile_to_directory
 
+from .app_helpers import serve_handler
 from .secured import TOKEN, SecuredServers, serve_secured
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
@@ -207,21 +207,6 @@ def test_an_agent_sends_the_token_only_to_its_own_resources_server():
     assert list_sent_headers("http://192.0.2.7:8001") == {"x-theirs"}
     with pytest.raises(ValidationError, match="must not be empty or contain spaces"):
         list_sent_headers("http://192.0.2.7:8001", "x theirs")
-
-
-@asynccontextmanager
-async def serve_handler(handler: Any) -> AsyncIterator[str]:
-    """Serve *handler* at every path and yield the URL."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handler)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await http.aclose()
-        await runner.cleanup()
 
 
 @pytest.mark.usefixtures("token_file")

@@ -13,7 +13,6 @@ from gymsdk.episode import verify_transcript
 from gymsdk.errors import EpisodeError
 from gymsdk.gym.env import Env
 from gymsdk.gym.vector import VectorEnv
-from gymsdk.models.scripted import ScriptedModel
 from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
 
@@ -54,11 +53,7 @@ class PreparedVerdict:
 CASES: dict[str, tuple[Callable[[], Verdict], float, str]] = {
     "a reward of the wrong type": (lambda: Verdict.model_construct(reward="high"), 0.0, "bad_answer"),
     "no reward": (Verdict.model_construct, 0.0, "bad_answer"),
-    "components of the wrong type": (
-        lambda: Verdict(reward=1.0).model_copy(update={"components": None}),
-        0.0,
-        "bad_answer",
-    ),
+    "no components": (lambda: Verdict(reward=1.0).model_copy(update={"components": None}), 0.0, "bad_answer"),
     "an object in a field": (lambda: VerdictWithObject(reward=1.0, value=object()), 0.0, "bad_answer"),
     "bytes in a field": (lambda: VerdictWithObject(reward=1.0, value=b"\xff"), 0.0, "bad_answer"),
     "a field of the line": (lambda: OpenVerdict(reward=1.0, response="mine"), 0.0, "bad_answer"),  # type: ignore[call-arg]  # the model accepts any field
@@ -68,13 +63,12 @@ CASES: dict[str, tuple[Callable[[], Verdict], float, str]] = {
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize("case", CASES)
-async def test_an_invalid_verdict_fails_its_episode(case: str, policy: Callable[..., ScriptedModel]) -> None:
+async def test_an_invalid_verdict_fails_its_episode(case, policy):
     verdict, paid, kind = CASES[case]
     environment = Environment("judges", PreparedVerdict(verdict, paid))
 
     rollout = await play(environment, policy("42"), ROW)
     assert (rollout.outcome, rollout.reward) == ("failed", None)
-    assert rollout.failure is not None
     assert (rollout.failure.stage, rollout.failure.kind, rollout.failure.retryable) == ("verify", kind, False)
 
     with pytest.raises(EpisodeError) as caught:
@@ -116,9 +110,7 @@ async def test_an_invalid_verdict_fails_its_episode(case: str, policy: Callable[
     assert (all(map(math.isnan, rewards)), truncations.all(), *infos["failure"]["kind"]) == (True, True, kind, kind)
 
 
-async def test_a_reply_with_a_number_as_content_does_not_fail_the_server(
-    counter: Callable[..., Environment],
-) -> None:
+async def test_a_reply_with_a_number_as_content_does_not_fail_the_server(counter):
     class Numeric:
         async def respond(self, request: dict[str, Any], *, episode: object = None) -> dict[str, Any]:
             return responses.build_response([responses.build_message("5") | {"content": 5}], model="m", request=request)

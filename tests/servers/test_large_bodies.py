@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from io import BytesIO
 
 import aiohttp
 import pytest
 
-from gymsdk import Environment
 from gymsdk.config.model import Limits
 from gymsdk.edge import request
 from gymsdk.edge.auth import Security
 from gymsdk.edge.request import LARGE_BODY_BYTES, body_budget
 
-from .secured import SecuredServers, serve_secured
+from .secured import serve_secured
 
 ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3, "expected_count": 3}
 MESSAGE = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
@@ -28,7 +26,7 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
-async def servers(counter: Callable[..., Environment]) -> AsyncIterator[SecuredServers]:
+async def servers(counter):
     async with serve_secured(
         counter(), Security(limits=Limits(body=64 * 2**20, bodies=2 * LARGE_BODY_BYTES))
     ) as running:
@@ -36,7 +34,7 @@ async def servers(counter: Callable[..., Environment]) -> AsyncIterator[SecuredS
 
 
 @pytest.fixture
-async def client(servers: SecuredServers) -> AsyncIterator[aiohttp.ClientSession]:
+async def client(servers):
     async with aiohttp.ClientSession(
         servers.urls["counter"], headers=JSON, timeout=aiohttp.ClientTimeout(120)
     ) as session:
@@ -44,41 +42,22 @@ async def client(servers: SecuredServers) -> AsyncIterator[aiohttp.ClientSession
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("path", "body", "status", "message"),
-    [
+async def test_bodies_that_would_take_too_much_memory_are_rejected(client):
+    nested, long = b"[" * 2000 + b"]" * 2000 + b"}", b'{"x":"' + b"a" * LARGE_BODY_BYTES + b'"'
+    rows = b'{"verify_responses":[' + b'{"reward":1},' * 250_000 + b'{"reward":1}]}'
+    for path, body, status, message in (
         ("/verify", b'{"x":[' + b"[]," * 1_100_000 + b"0]}", 413, "too many values"),
-        ("/verify", b'{"x":' + b"[" * 2000 + b"]" * 2000 + b"}", 422, "depth limit"),
-        (
-            "/verify",
-            b'{"x":"' + b"a" * LARGE_BODY_BYTES + b'","y":' + b"[" * 2000 + b"]" * 2000 + b"}",
-            413,
-            "1024 levels",
-        ),
-        ("/verify", b'{"x":"' + b"a" * LARGE_BODY_BYTES + b'"', 422, "the body is not valid JSON"),
-        (
-            "/aggregate_metrics",
-            b'{"verify_responses":[' + b'{"reward":1},' * 250_000 + b'{"reward":1}]}',
-            413,
-            "send at most 250000",
-        ),
-    ],
-)
-async def test_bodies_that_would_take_too_much_memory_are_rejected(
-    client: aiohttp.ClientSession, path: str, body: bytes, status: int, message: str
-) -> None:
-    async with client.post(path, data=BytesIO(body)) as answer:
-        assert (answer.status, message in await answer.text()) == (status, True)
-
-
-async def test_a_compressed_body_is_rejected(client: aiohttp.ClientSession) -> None:
-    bomb = gzip.compress(b" " * 2**20)
-    async with client.post("/verify", data=bomb, headers={"content-encoding": "gzip"}) as answer:
-        assert (answer.status, "send it as plain JSON" in await answer.text()) == (415, True)
+        ("/verify", b'{"x":' + nested, 422, "depth limit"),
+        ("/verify", long + b',"y":' + nested, 413, "1024 levels"),
+        ("/verify", long, 422, "the body is not valid JSON"),
+        ("/aggregate_metrics", rows, 413, "send at most 250000"),
+    ):
+        async with client.post(path, data=BytesIO(body)) as answer:
+            assert (answer.status, message in await answer.text()) == (status, True), message
 
 
 @pytest.mark.slow
-async def test_a_transcript_of_long_turns_with_their_tokens_is_judged(client: aiohttp.ClientSession) -> None:
+async def test_a_transcript_of_long_turns_with_their_tokens_is_judged(client):
     turn = MESSAGE | TOKENS
     body = json.dumps(ROW | {"response": RESPONSE | {"output": [turn] * 8}}).encode()
     async with client.post("/verify", data=BytesIO(body)) as answer:
@@ -93,7 +72,7 @@ async def stalled() -> AsyncIterator[bytes]:
 
 
 @pytest.mark.slow
-async def test_large_bodies_wait_and_small_ones_do_not(client: aiohttp.ClientSession) -> None:
+async def test_large_bodies_wait_and_small_ones_do_not(client):
     more = asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
@@ -113,16 +92,14 @@ async def test_large_bodies_wait_and_small_ones_do_not(client: aiohttp.ClientSes
             await asyncio.sleep(0.01)
         others = [asyncio.ensure_future(verify(BytesIO(PADDED))) for _ in range(4)]
         assert await verify(BytesIO(json.dumps(ROW | {"response": RESPONSE | {"output": [MESSAGE]}}).encode())) == 200
-        assert not any(each.done() for each in (first, *others))
+        assert not any(request_task.done() for request_task in (first, *others))
         more.set()
         assert await asyncio.gather(first, *others) == [200] * 5
         assert body_budget().used == 0
 
 
 @pytest.mark.slow
-async def test_a_large_body_without_memory_can_be_sent_again(
-    client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_body_without_memory_can_be_sent_again(client, monkeypatch):
     monkeypatch.setattr(request, "BODY_WAIT_SECONDS", 0.05)
     first = asyncio.ensure_future(client.post("/verify", data=stalled()))
     async with asyncio.timeout(60):

@@ -78,7 +78,7 @@ def test_a_flood_of_rejections_is_logged_at_intervals(caplog):
         for now[0] in (100.0, 100.5, 100.9, 101.0, 101.9):
             for status in (401, 403):
                 log.record(scope, status, REJECTED_ROUTE)
-    messages = [each.getMessage() for each in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     assert messages == [f"POST refused {status} client=10.0.0.9" for status in (401, 403)] * 2
 
 

@@ -23,24 +23,12 @@ ADDED = [
     responses.build_function_call("increment_counter", {"count": 3}, "c1", id="f"),
     responses.build_function_call_output("c1", '{"success":true}'),
 ]
-MINIMAL = {
-    "id": "resp",
-    "created_at": 0,
-    "model": "m",
-    "object": "response",
-    "output": [DONE],
-    "parallel_tool_calls": True,
-    "tool_choice": "auto",
-    "tools": [],
-}
+MINIMAL = {"id": "resp", "created_at": 0, "model": "m", "object": "response", "output": [DONE]}
+MINIMAL |= {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
 
 
-TYPED = {
-    "resources_session_id": "s1",
-    "episode_id": {"rollout_id": "r1", "attempt": 0},
-    "task_id": {"taskset": "t", "task_id": "1"},
-    "task_data": {"initial_count": 3, "expected_count": 6},
-}
+IDS = {"episode_id": {"rollout_id": "r1", "attempt": 0}, "task_id": {"taskset": "t", "task_id": "1"}}
+TYPED = {"resources_session_id": "s1", **IDS, "task_data": {"initial_count": 3, "expected_count": 6}}
 PATHS = ("/seed_session", "/verify", "/close_session", "/aggregate_metrics", "/reset", "/step")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -104,15 +103,12 @@ async def test_two_clients_with_the_same_seed_body_do_not_share_a_session(connec
 @pytest.mark.parametrize("reads", [True, False])
 async def test_a_client_that_lost_its_connection_may_repeat_its_seed(running, connect, reads):
     body = orjson.dumps(seed_body())
-    port = int(running.urls["counter"].rsplit(":", 1)[1])
     head = f"POST /seed_session HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
-
-    def send_and_leave() -> bytes:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as lost:
-            lost.sendall(head.encode() + body)
-            return lost.recv(65536) if reads else b""
-
-    answer = await asyncio.to_thread(send_and_leave)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(running.urls["counter"].rsplit(":", 1)[1]))
+    writer.write(head.encode() + body)
+    await writer.drain()
+    answer = await reader.read(65536) if reads else b""
+    writer.close()
     client = await connect()
     again = await client.post("/seed_session", json=seed_body())
     assert again.status_code == 200
@@ -154,18 +150,17 @@ async def test_a_path_may_name_the_attempt_of_the_episode(connect):
 
 
 async def test_an_agent_session_is_closed_by_its_own_episode_alone(connect):
-    agent = "counter_simple_agent"
+    agent, close = "counter_simple_agent", "/v1/agent_sessions/close"
     mine, other = await connect(agent), await connect(agent)
     (await mine.post("/v1/agent_sessions", json=opening_body())).raise_for_status()
     wrong, right = ({"agent_session_id": "a", "episode_id": episode} for episode in (OTHERS, MINE))
-    assert (await other.post("/v1/agent_sessions/close", json=wrong)).status_code == 409
+    assert (await other.post(close, json=wrong)).status_code == 409
     (await other.post("/v1/agent_sessions", json=opening_body(OTHERS, "b"))).raise_for_status()
-    assert (await other.post("/v1/agent_sessions/close", json=right)).status_code == 409
+    assert (await other.post(close, json=right)).status_code == 409
     assert (await mine.post("/ng-rollout/others/v1/responses", json={"input": "hi"})).status_code == 409
-    closed = await mine.post("/v1/agent_sessions/close", json=right)
-    assert closed.json()["resources_cookies"] == {"secret": "x"}
+    assert (await mine.post(close, json=right)).json()["resources_cookies"] == {"secret": "x"}
     # The answer to a close has the cookies of the tools, also after the close.
-    late = await (await connect(agent)).post("/v1/agent_sessions/close", json=wrong)
+    late = await (await connect(agent)).post(close, json=wrong)
     assert (late.status_code, "resources_cookies" in late.json()) == (409, False)
 
 
@@ -184,7 +179,7 @@ async def test_an_episode_request_under_the_path_of_another_rollout_is_not_playe
     body = {"episode_id": MINE, "task": {"task_id": TASK, "task_input": DATA}}
     changed = {"episode_id": MINE, "task": {"task_id": TASK, "task_input": {**DATA, "_ng_rollout_id": "others"}}}
     refused = [await client.post("/ng-rollout/others/run", json=body), await client.post("/run", json=changed)]
-    assert ["failure" in each.json() for each in refused] == [True, True]
+    assert ["failure" in answer.json() for answer in refused] == [True, True]
     assert "result" in (await client.post("/ng-rollout/mine/run", json=body)).json()
 
 

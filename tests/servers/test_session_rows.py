@@ -77,7 +77,7 @@ KEY = "X-NeMo-Gym-Session-Token"
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
-    lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(max_size=4), each, max_size=4),
+    lambda member: st.lists(member, max_size=4) | st.dictionaries(st.text(max_size=4), member, max_size=4),
     max_leaves=12,
 )
 ROWS = st.dictionaries(st.sampled_from(["gold", "call", "meta", "nested"]), VALUES, max_size=4)
@@ -86,15 +86,15 @@ ROWS = st.dictionaries(st.sampled_from(["gold", "call", "meta", "nested"]), VALU
 def add_nulls(value: Any) -> Any:
     """Return *value* as in a table that unites many rows: each object has one more member, which is null."""
     if isinstance(value, dict):
-        return {key: add_nulls(each) for key, each in value.items()} | {"of another row": None}
-    return [add_nulls(each) for each in value] if isinstance(value, list) else value
+        return {key: add_nulls(member) for key, member in value.items()} | {"of another row": None}
+    return [add_nulls(member) for member in value] if isinstance(value, list) else value
 
 
 def drop_nulls(value: Any) -> Any:
     """Return *value* as a client sends it that omits nulls."""
     if isinstance(value, dict):
-        return {key: drop_nulls(each) for key, each in value.items() if each is not None}
-    return [drop_nulls(each) for each in value] if isinstance(value, list) else value
+        return {key: drop_nulls(member) for key, member in value.items() if member is not None}
+    return [drop_nulls(member) for member in value] if isinstance(value, list) else value
 
 
 def seed_body(row: Item, number: int = 0, *, typed: bool) -> Item:

@@ -67,17 +67,6 @@ async def test_the_number_of_sessions_is_bounded(open_session, clock):
     assert open_session.closed == [1]
 
 
-async def test_a_closed_name_is_never_opened_again(open_session):
-    sessions = SessionStore()
-    session = await open_session(sessions, name="s")
-    with pytest.raises(RequestRejected, match="a session 's' exists or existed"):
-        await sessions.check_capacity("s")
-    await sessions.close(session)
-    assert sessions.find_by_name("s") is None
-    with pytest.raises(RequestRejected, match="choose another id"):
-        await sessions.check_capacity("s")
-
-
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_a_session_closes_after_its_running_call_even_if_the_caller_of_the_close_is_cancelled(
     open_session, cancelled

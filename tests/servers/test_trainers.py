@@ -76,8 +76,8 @@ def add_null_columns(row: Json) -> Json:
 def add_null_fields(value: Any) -> Any:
     """Return a value with one more field, which is null, in each of its objects."""
     if isinstance(value, dict):
-        return {key: add_null_fields(each) for key, each in value.items()} | {"elsewhere": None}
-    return [add_null_fields(each) for each in value] if isinstance(value, list) else value
+        return {key: add_null_fields(member) for key, member in value.items()} | {"elsewhere": None}
+    return [add_null_fields(member) for member in value] if isinstance(value, list) else value
 
 
 def build_minimal_response(text: str) -> Json:
