@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -40,28 +40,28 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 @asynccontextmanager
-async def _serve_fault(fault: str) -> AsyncIterator[str]:
-    """Yield the base URL of a model's server with this *fault*."""
+async def _serve_fault(fault: str) -> AsyncIterator[Model]:
+    """Yield a model behind a server with this *fault*."""
     server = await asyncio.start_server(_hang if fault == "hangs" else _refuse, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     if fault == "is gone":
         server.close()
         await server.wait_closed()
     try:
-        yield url
+        yield model("endpoint/dead", base_url=url)
     finally:
         server.close()
 
 
 @pytest.fixture(params=["hangs", "answers 500", "is gone"])
-async def dead(request: pytest.FixtureRequest) -> AsyncIterator[Model]:
+async def dead(request):
     """Yield a model behind a server that gives no answer."""
-    async with _serve_fault(request.param) as url:
-        yield model("endpoint/dead", base_url=url)
+    async with _serve_fault(request.param) as dead:
+        yield dead
 
 
 @pytest.mark.slow
-async def test_an_episode_with_a_dead_model_fails_everywhere(counter: Callable[..., Environment], dead: Model) -> None:
+async def test_an_episode_with_a_dead_model_fails_everywhere(counter, dead):
     async with (
         app_client(agent.create_app(counter(), dead, budget=BUDGET)) as by_agent,
         app_client(environment_server.create_app(counter(), dead, budget=BUDGET)) as by_environment,
@@ -74,7 +74,6 @@ async def test_an_episode_with_a_dead_model_fails_everywhere(counter: Callable[.
             by_environment.post("/run", json=EPISODE),
         )
     assert (local.outcome, local.reward, local.ended) == ("failed", None, None)
-    assert local.failure is not None
     assert (local.failure.stage, local.failure.kind, local.failure.retryable) == ("model", "model_timeout", True)
     for answer in (flat, responses):
         body = answer.json()
@@ -84,25 +83,16 @@ async def test_an_episode_with_a_dead_model_fails_everywhere(counter: Callable[.
     assert (failure["failure_kind"], failure["stage"], failure["terminal"]) == ("gymsdk:model_timeout", "agent", False)
 
 
-async def test_a_deadline_during_retries_reports_the_last_failure(
-    counter: Callable[..., Environment],
-) -> None:
-    async with _serve_fault("answers 500") as url, counter() as environment:
-        rollout = await play(environment, model("endpoint/dead", base_url=url), ROW, budget=BUDGET)
-    assert rollout.failure is not None
-    assert "answered 500)" in rollout.failure.message
+async def test_a_deadline_during_retries_reports_the_last_failure(counter):
+    async with _serve_fault("answers 500") as dead, counter() as environment:
+        failure = (await play(environment, dead, ROW, budget=BUDGET)).failure
+    assert "answered 500)" in failure.message
 
 
-async def test_an_agent_session_with_a_dead_model_gets_no_response(
-    counter: Callable[..., Environment], dead: Model
-) -> None:
+async def test_an_agent_session_with_a_dead_model_gets_no_response(counter, dead):
     async with serve_app(resources.create_app(counter())) as url:
-        opening = {
-            "agent_session_id": "s1",
-            "episode_id": EPISODE["episode_id"],
-            "task_id": {"taskset": "counter:train", "task_id": "7"},
-            "tool_accesses": [{"kind": "direct_http", "name": "counter", "base_url": url}],
-        }
+        ids = {"agent_session_id": "s1", "episode_id": EPISODE["episode_id"], "task_id": EPISODE["task"]["task_id"]}
+        opening = ids | {"tool_accesses": [{"kind": "direct_http", "name": "counter", "base_url": url}]}
         async with app_client(agent.create_app(counter(), dead, budget=BUDGET)) as client:
             assert (await client.post("/v1/agent_sessions", json=opening)).status_code == 200
             answer = await client.post("/v1/responses", json={"input": "add"})
@@ -134,10 +124,9 @@ class LateModel:
 
 
 @pytest.mark.slow
-async def test_a_hanging_model_of_the_environment_is_blamed_for_the_deadline() -> None:
-    async with _serve_fault("hangs") as url:
-        talk = Environment("talk", TalkEnvironment(), {"user": model("endpoint/dead", base_url=url)})
+async def test_a_hanging_model_of_the_environment_is_blamed_for_the_deadline():
+    async with _serve_fault("hangs") as hanging:
+        talk = Environment("talk", TalkEnvironment(), {"user": hanging})
         rollout = await play(talk, LateModel(), Task.ask("go"), budget=Budget(seconds=1.0))
     assert (rollout.outcome, rollout.ended) == ("failed", None)
-    assert rollout.failure is not None
     assert (rollout.failure.stage, rollout.failure.kind) == ("step", "model_timeout")

@@ -1,4 +1,4 @@
-"""Every endpoint of every server, called with bodies that its OpenAPI document allows or forbids."""
+"""Every endpoint of every server, called with bodies that its document allows or forbids, and with mutated requests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -52,14 +53,14 @@ Urls = dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def urls() -> Iterator[Urls]:
+def urls():
     """Serve three environments in a separate process and yield the URLs."""
     # This policy answers every prompt; the oracle would need the row of each prompt.
     policy = ("--model", "scripted/random")
     command = [sys.executable, "-m", "gymsdk", "serve", *NAMES, *policy, "--mcp", "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         served = orjson.loads(process.stdout.readline())
-        yield {"head": served["head"], **{name: each["url"] for name, each in served["servers"].items()}}
+        yield {"head": served["head"], **{name: known["url"] for name, known in served["servers"].items()}}
         process.terminate()
         _, log = process.communicate(timeout=30)
     assert b"Traceback" not in log, log.decode()
@@ -86,7 +87,7 @@ def unaffected(url: str, name: str) -> Iterator[None]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("examples", [pytest.param(FEW, id="few"), pytest.param(MANY, id="many")])
 @pytest.mark.parametrize("server", SERVERS)
-def test_every_endpoint_answers_as_documented(urls: Urls, server: str, examples: int) -> None:
+def test_every_endpoint_answers_as_documented(urls, server, examples):
     url = urls[server]
     with unaffected(url, server) if server in NAMES else nullcontext():
         calls = sum(
@@ -128,3 +129,16 @@ def _fuzz(operation: Any, mode: GenerationMode, examples: int, *, cookies: dict[
         # An endpoint without a body forbids nothing.
         assert mode is GenerationMode.NEGATIVE, operation.label
     return calls
+
+
+SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "fuzz.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_server_fails_because_of_a_request() -> None:
+    # Another seed than that of the benchmark, so that both together play more cases.
+    command = [sys.executable, str(SCRIPT), "--requests", "4000", "--seed", "1000", "--step", "5"]
+    played = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert played.returncode == 0, played.stdout + played.stderr
+    assert "0 failures" in played.stdout

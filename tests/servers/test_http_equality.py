@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import httpx
 import orjson
@@ -110,17 +109,14 @@ def _remote_policy(policy: Model, recorded: Path) -> Model:
 async def _post(client: httpx.AsyncClient, row: Row) -> Row:
     answer = await client.post("/run", json=row)
     assert answer.status_code == 200, answer.text
-    line: Row = answer.json()
-    return line
+    return answer.json()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("interface", [by_agent, by_environment_server, by_remote, by_remote_agent, by_two_instances])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_rollout_over_http_equals_the_rollout_in_process(
-    name: str, policy: str, interface: Any, tmp_path: Path
-) -> None:
+async def test_a_rollout_over_http_equals_the_rollout_in_process(name, policy, interface, tmp_path):
     found, chosen, recorded = load(name), model(policy), tmp_path / "rollouts.jsonl"
     async with found:
         local_lines = [await play_directly(found, chosen)(row) for row in rows(found)]

@@ -7,17 +7,16 @@ import gc
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
 import pytest
-from fastapi import FastAPI
 
-from gymsdk import Environment, Task
+from gymsdk import Task
 from gymsdk.servers import resources
 from gymsdk.servers.sessions import Session
 
@@ -30,7 +29,7 @@ MAX_GROWTH_BYTES = 12 * 2**20
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[dict[str, Any]]:
+def served():
     """Serve three environments in a separate process and yield its JSON line."""
     command = [sys.executable, "-m", "gymsdk", "serve", *NAMES, "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -43,9 +42,8 @@ def served() -> Iterator[dict[str, Any]]:
 @asynccontextmanager
 async def http_client() -> AsyncIterator[aiohttp.ClientSession]:
     """Yield a client without a cookie jar and with a time limit."""
-    async with aiohttp.ClientSession(
-        cookie_jar=aiohttp.DummyCookieJar(), timeout=aiohttp.ClientTimeout(total=60)
-    ) as http:
+    options = {"cookie_jar": aiohttp.DummyCookieJar(), "timeout": aiohttp.ClientTimeout(total=60)}
+    async with aiohttp.ClientSession(**options) as http:
         yield http
 
 
@@ -60,8 +58,8 @@ async def count_open_sessions(http: aiohttp.ClientSession, url: str) -> int:
     return int(open_sessions)
 
 
-async def record_all(each: int) -> list[RecordedEpisode]:
-    return [episode for name in NAMES for episode in await record_episodes(name, each)]
+async def record_all(count: int) -> list[RecordedEpisode]:
+    return [episode for name in NAMES for episode in await record_episodes(name, count)]
 
 
 def memory(pid: int) -> int:
@@ -72,9 +70,9 @@ def memory(pid: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("each", [20, 334])
-async def test_interleaved_sessions_give_the_results_of_sequential_ones(served: dict[str, Any], each: int) -> None:
-    episodes = await record_all(each)
+@pytest.mark.parametrize("count", [20, 334])
+async def test_interleaved_sessions_give_the_results_of_sequential_ones(served, count):
+    episodes = await record_all(count)
     async with http_client() as http:
         one_by_one = await replay_sequentially(http, urls(served), episodes)
         mixed = await replay_interleaved(http, urls(served), episodes)
@@ -84,7 +82,7 @@ async def test_interleaved_sessions_give_the_results_of_sequential_ones(served: 
         assert [await count_open_sessions(http, url) for url in urls(served).values()] == [0, 0, 0]
 
 
-async def test_the_recorded_walks_score_differently_and_call_tools() -> None:
+async def test_the_recorded_walks_score_differently_and_call_tools():
     episodes = await record_all(6)
     assert {episode.reward > 0.5 for episode in episodes} == {True, False}
     assert {episode.environment for episode in episodes if episode.calls} == {"multineedle", "tool_call"}
@@ -92,7 +90,7 @@ async def test_the_recorded_walks_score_differently_and_call_tools() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_rounds_of_sessions_do_not_grow_the_process(served: dict[str, Any]) -> None:
+async def test_rounds_of_sessions_do_not_grow_the_process(served):
     episodes = await record_all(334)
     sizes = []
     async with http_client() as http:
@@ -105,11 +103,7 @@ async def test_rounds_of_sessions_do_not_grow_the_process(served: dict[str, Any]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ttl", [1.0, 600.0])
-async def test_closed_and_expired_sessions_are_released_once(
-    counter: Callable[..., Environment],
-    serve_app: Callable[[FastAPI], AbstractAsyncContextManager[str]],
-    ttl: float,
-) -> None:
+async def test_closed_and_expired_sessions_are_released_once(counter, serve_app, ttl):
     environment, count = counter(), 40
     rows = [Task.ask("add", initial_count=number + 100, expected_count=0).row() for number in range(count)]
     async with serve_app(resources.create_app(environment, ttl=ttl)) as url, http_client() as http:
@@ -129,7 +123,7 @@ async def test_closed_and_expired_sessions_are_released_once(
 
 def _remaining() -> list[Session]:
     gc.collect()
-    return [each for each in gc.get_objects() if isinstance(each, Session)]
+    return [found for found in gc.get_objects() if isinstance(found, Session)]
 
 
 async def _open_session(http: aiohttp.ClientSession, url: str, name: str, row: dict[str, Any]) -> str:

@@ -6,18 +6,15 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from rollouts.conftest import RecordingProgress
 
 from gymsdk import Environment, Model, load, model, responses, testing
 from gymsdk.convert import chat
 from gymsdk.deploy.process import serve
-from gymsdk.http import client as http
-from gymsdk.rollouts.folder import RunProgress
-from gymsdk.rollouts.jobs import PlayedJob
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.run import Run, execute
 from gymsdk.testing.oracle import open_oracle
@@ -42,16 +39,13 @@ def solve():
 """
 
 
-@pytest.fixture(autouse=True)
-async def _close_client() -> AsyncIterator[None]:
-    yield
-    await http.aclose()
+pytestmark = pytest.mark.usefixtures("close_client")
 
 
 @asynccontextmanager
 async def endpoint(environments: Sequence[Environment]) -> AsyncIterator[str]:
     """Serve an endpoint that is the oracle of *environments* and yield its URL."""
-    named = {each.name: each for each in environments}
+    named = {environment.name: environment for environment in environments}
     async with open_oracle(named, model("scripted/oracle")) as oracle, testing.serve(testing.build_app(oracle)) as url:
         yield url
 
@@ -60,43 +54,29 @@ def rows_of(environment: Environment, *, count: int = COUNT) -> list[Row]:
     return [task.row() for task in islice(environment.tasks("train"), count)]
 
 
-class SilentProgress:
-    """A progress reporter that displays nothing."""
-
-    def log(self, message: str) -> None: ...
-
-    def start(self, *, total: int, progress: RunProgress) -> None: ...
-
-    def set_total(self, total: int) -> None: ...
-
-    def finish_job(self, played: PlayedJob) -> None: ...
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("named", ["endpoint/policy", "vllm/policy"])
 @pytest.mark.parametrize("api", ["chat", "responses"])
-async def test_a_run_against_the_endpoint_scores_the_maximum(tmp_path: Path, named: str, api: responses.Api) -> None:
+async def test_a_run_against_the_endpoint_scores_the_maximum(tmp_path, named, api):
     async with endpoint([load(name) for name in NAMES]) as url:
         environments: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
         chosen = {"base_url": url, "api": api}
         plan = Plan(environments=environments, model=named, model_options=chosen, split="train", limit=COUNT)
-        figures = await execute(Run(plan, tmp_path / "run"), SilentProgress())
-    assert {each["agent_ref"]["name"]: each["agent_metrics"]["mean/reward"] for each in figures} == dict.fromkeys(
-        [f"{name}_simple_agent" for name in NAMES], 1.0
-    )
+        figures = await execute(Run(plan, tmp_path / "run"), RecordingProgress())
+    means = {metrics["agent_ref"]["name"]: metrics["agent_metrics"]["mean/reward"] for metrics in figures}
+    assert means == {f"{name}_simple_agent": 1.0 for name in NAMES}
 
 
 async def post(client: httpx.AsyncClient, url: str, body: Item) -> Item:
     answer = await client.post(url, json=body)
     assert answer.status_code == 200, answer.text
-    found: Item = answer.json()
-    return found
+    return answer.json()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("proxies", [0, 1])
 @pytest.mark.parametrize("api", ["chat", "responses"])
-async def test_agents_whose_model_is_the_endpoint_score_the_maximum(api: responses.Api, proxies: int) -> None:
+async def test_agents_whose_model_is_the_endpoint_score_the_maximum(api, proxies):
     environments = [load(name) for name in NAMES]
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(endpoint(environments))
@@ -108,7 +88,7 @@ async def test_agents_whose_model_is_the_endpoint_score_the_maximum(api: respons
         for environment in environments:
             agent = running.urls[f"{environment.name}_simple_agent"]
             played = [await post(client, f"{agent}/run", row) for row in rows_of(environment)]
-            assert [each["reward"] for each in played] == [1.0] * COUNT, environment.name
+            assert [played_row["reward"] for played_row in played] == [1.0] * COUNT, environment.name
 
 
 def build_model(url: str, api: responses.Api) -> Model:
@@ -137,8 +117,7 @@ class ForeignAgent:
                         result = await client.post(f"{self._resources}/{call['name']}", json=arguments)
                         items.append(responses.build_function_call_output(call["call_id"], result.text))
             judged = await post(client, f"{self._resources}/verify", {**row, "response": {"output": items}})
-        reward: float = judged["reward"]
-        return reward
+        return judged["reward"]
 
 
 def parse_output(answer: Item) -> list[Item]:
@@ -184,7 +163,7 @@ BUILD_REQUEST: dict[str, Callable[[Item], tuple[str, Item]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("api", BUILD_REQUEST)
-async def test_a_foreign_agent_scores_the_maximum_with_the_default_servers(api: str) -> None:
+async def test_a_foreign_agent_scores_the_maximum_with_the_default_servers(api):
     environments = [load(name) for name in NAMES]
     async with serve(environments) as running:
         for environment in environments:
@@ -193,7 +172,7 @@ async def test_a_foreign_agent_scores_the_maximum_with_the_default_servers(api: 
             assert rewards == [1.0] * COUNT, environment.name
 
 
-async def test_a_responses_request_to_an_agent_uses_the_tools_of_its_session() -> None:
+async def test_a_responses_request_to_an_agent_uses_the_tools_of_its_session():
     multineedle = load("multineedle")
     [row] = rows_of(multineedle, count=1)
     params = row["responses_create_params"] | {"tools": [tool.schema for tool in multineedle.tools.values()]}
@@ -205,12 +184,10 @@ async def test_a_responses_request_to_an_agent_uses_the_tools_of_its_session() -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("api", BUILD_REQUEST)
-async def test_a_conversation_without_a_row_is_rejected_in_the_form_of_the_api(
-    environment: Callable[..., Environment], api: str
-) -> None:
-    path, body = BUILD_REQUEST[api]({"input": [{"role": "user", "content": "What is love?"}]})
+async def test_a_conversation_without_a_row_is_rejected_in_the_form_of_the_api(environment):
     async with serve([environment(SINGLE_TASK)]) as running, httpx.AsyncClient(timeout=60) as client:
-        answer = await client.post(f"{running.urls['policy_model']}/v1/{path}", json=body)
-    assert answer.status_code == 422
-    assert "(read: 1 of made); POST the row to /run of an agent" in answer.json()["error"]["message"]
+        for build_request in BUILD_REQUEST.values():
+            path, body = build_request({"input": [{"role": "user", "content": "What is love?"}]})
+            answer = await client.post(f"{running.urls['policy_model']}/v1/{path}", json=body)
+            assert answer.status_code == 422, path
+            assert "(read: 1 of made); POST the row to /run of an agent" in answer.json()["error"]["message"]

@@ -49,7 +49,7 @@ def tls(tmp_path):
     return issue_certificate(tmp_path, "DNS:localhost,IP:127.0.0.1")
 
 
-async def test_every_server_uses_tls_and_reports_it(counter, tls):
+async def test_every_server_uses_tls_and_reports_it_and_plain_http_is_rejected(counter, tls):
     async with serve_secured(counter(), Security(token=TOKEN, tls=tls)) as servers:
         assert {url.partition(":")[0] for url in (servers.head, *servers.urls.values())} == {"https"}
         context = ssl.create_default_context(cafile=str(tls.certificate))
@@ -58,11 +58,16 @@ async def test_every_server_uses_tls_and_reports_it(counter, tls):
             for url in (servers.head, *servers.urls.values()):
                 assert (await client.get(url + "/readyz")).status_code == 200
             instances = (await client.get(servers.head + "/server_instances")).json()
-        assert {each["status"] for each in instances} == {"success"}
-        assert {each["url"] for each in instances} == set(servers.urls.values())
+        assert {instance["status"] for instance in instances} == {"success"}
+        assert {instance["url"] for instance in instances} == set(servers.urls.values())
         client_of_all = ServerClient(servers.head, token=TOKEN)
         assert await client_of_all.servers() == dict(servers.urls)
         assert (await client_of_all.post("counter", "/seed_session", json=ROW)).ok
+        with pytest.raises(Failed, match="broke off its answer"):
+            await http.get(servers.head.replace("https", "http"), retry=http.Retry(times=0))
+        port = int(servers.head.rpartition(":")[2])
+        assert await check_status("127.0.0.1", port) != "success"
+        assert await check_status("127.0.0.1", port, "https") == "success"
 
 
 async def test_a_process_trusts_its_own_certificate_under_any_name(counter, tmp_path):
@@ -73,15 +78,6 @@ async def test_a_process_trusts_its_own_certificate_under_any_name(counter, tmp_
         assert trust.get_ssl_context("127.0.0.1").check_hostname is False
         assert trust.get_ssl_context("gym.elsewhere.test").check_hostname is True
     assert trust.get_ssl_context("127.0.0.1").check_hostname is True
-
-
-async def test_plain_http_to_a_tls_server_is_rejected(counter, tls):
-    async with serve_secured(counter(), Security(tls=tls)) as servers:
-        with pytest.raises(Failed, match="broke off its answer"):
-            await http.get(servers.head.replace("https", "http"), retry=http.Retry(times=0))
-        port = int(servers.head.rpartition(":")[2])
-        assert await check_status("127.0.0.1", port) != "success"
-        assert await check_status("127.0.0.1", port, "https") == "success"
 
 
 async def run(*arguments: object, **variables: object) -> tuple[int, str]:
@@ -114,7 +110,7 @@ async def test_a_run_over_tls_with_the_token_needs_only_two_variables(counter, t
         assert f"requires a token; set {credentials.TOKEN_FILE_VARIABLE}" in results[1][1]
         code, printed = await run(*arguments, servers.head, **ca_variables, **token_variables)
     assert code == 0, printed
-    written = [each.read_bytes() for each in output.iterdir()]
+    written = [file.read_bytes() for file in output.iterdir()]
     assert (output / "run.json").exists()
     assert b'"reward"' in b"".join(written)
     assert TOKEN.get_secret_value().encode() not in b"".join([*written, printed.encode()])
@@ -125,8 +121,7 @@ def test_files_that_are_not_a_certificate_and_its_key_are_rejected(tls, tmp_path
     if broken == "missing":
         tls.key.unlink()
     elif broken == "another":
-        (tmp_path / "other").mkdir()
-        issue_certificate(tmp_path / "other", "DNS:other").key.replace(tls.key)
+        issue_authority(tmp_path / "other").with_name("key.pem").replace(tls.key)
     elif broken == "locked":
         arguments = ["ec", "-in", str(tls.key), "-out", str(tls.key), "-aes256", "-passout", "pass:secret"]
         subprocess.run([OPENSSL or "", *arguments], check=True, capture_output=True)
@@ -151,7 +146,7 @@ def issue_authority(folder: Path) -> Path:
 def test_a_process_trusts_its_certificate_only_at_its_address_and_no_issuer(tls, tmp_path):
     chain, ca = tmp_path / "chain.pem", issue_authority(tmp_path / "ca")
     chain.write_bytes(tls.certificate.read_bytes() + ca.read_bytes())
-    own, issuer = (ssl.PEM_cert_to_DER_cert(each.read_text()) for each in (tls.certificate, ca))
+    own, issuer = (ssl.PEM_cert_to_DER_cert(file.read_text()) for file in (tls.certificate, ca))
 
     def list_trusted(host: str) -> list[bytes]:
         return trust.get_ssl_context(host).get_ca_certs(binary_form=True)
@@ -161,11 +156,12 @@ def test_a_process_trusts_its_certificate_only_at_its_address_and_no_issuer(tls,
             assert own in list_trusted(host)
             assert issuer not in list_trusted(host)
         assert not {own, issuer} & {*list_trusted("elsewhere.test"), *list_trusted("10.0.0.6")}
-        assert [trust.get_ssl_context(host).check_hostname for host in ("10.0.0.5", "gym.test", "elsewhere.test")] == [
-            False,
-            True,
-            True,
-        ]
+        checked = {host: trust.get_ssl_context(host).check_hostname for host in ("10.0.0.5", "gym.test", "else.test")}
+        assert checked == {"10.0.0.5": False, "gym.test": True, "else.test": True}
+
+
+NOT_LOOPBACK = "0x7f000001"
+"""A host that resolves to 127.0.0.1 although gymsdk does not know that it is this machine."""
 
 
 @asynccontextmanager
@@ -201,10 +197,6 @@ def proxied(tmp_path, tls, monkeypatch):
     return Deployment(token_file=token, times=Times(grace=0.5, ending=0.5))
 
 
-NOT_LOOPBACK = "0x7f000001"
-"""A host that resolves to 127.0.0.1 although gymsdk does not know that it is this machine."""
-
-
 @pytest.mark.slow
 async def test_a_run_behind_a_proxy_with_tls_says_at_its_start_why_the_servers_reject_it(proxied, tls, tmp_path):
     deployment = proxied.model_copy(update={"advertise_host": NOT_LOOPBACK})
@@ -227,17 +219,13 @@ async def test_a_run_behind_a_proxy_with_tls_says_at_its_start_why_the_servers_r
 
 
 @pytest.mark.slow
-async def test_behind_a_proxy_with_tls_on_this_machine_the_token_reaches_the_servers_of_this_machine(proxied, tls):
+async def test_behind_a_proxy_with_tls_the_token_reaches_the_servers_of_this_machine_and_is_not_needed(
+    proxied, tls, monkeypatch
+):
     async with serve(["math"], deployment=proxied) as servers, terminate_tls(servers.head_url, tls) as head:
-        answer = await ServerClient(head).get("math", "/readyz")
-        assert answer.ok
-    await http.aclose()
-
-
-@pytest.mark.slow
-async def test_behind_a_proxy_with_tls_servers_without_a_token_are_used_as_before(tls, proxied):
+        assert (await ServerClient(head).get("math", "/readyz")).ok
     deployment = proxied.model_copy(update={"token_file": None, "advertise_host": NOT_LOOPBACK})
-    os.environ.pop("GYMSDK_TOKEN_FILE")
+    monkeypatch.delenv("GYMSDK_TOKEN_FILE")
     async with serve(["math"], deployment=deployment) as servers, terminate_tls(servers.head_url, tls) as head:
         client = ServerClient(head, token=TOKEN)
         assert client.withholds_token(await client.url("math"))
