@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from sums_environment import PLAIN
 
 from gymsdk.checks import models
 from gymsdk.checks.run import CHECKS
@@ -41,47 +42,34 @@ def test_json_is_the_whole_report(gymsdk):
     assert {"problem", "fix"} <= output["results"][0]["findings"][0].keys()
 
 
-def test_without_hypothesis_one_check_is_skipped_and_the_others_run(gymsdk, monkeypatch):
+def test_without_hypothesis_its_check_is_skipped_and_refused_if_it_is_the_only_one(gymsdk, monkeypatch):
     monkeypatch.setitem(sys.modules, "hypothesis", None)
-    result = gymsdk("check", "sums", "--only", "runtime.episode_isolation", *LOAD)
+    result = gymsdk("check", "sums", "--only", "runtime.episode_isolation", *LOAD, "--set", "digits=1")
     assert (result.code, result.err) == (0, "")
     assert "ok    runtime.load " in result.out
     assert "skip  runtime.episode_isolation " in result.out
     assert 'hypothesis is not installed; run: pip install "gymsdk[author]"\n' in result.out
-
-
-def test_a_missing_package_of_the_only_check_is_a_usage_error(gymsdk, monkeypatch):
-    monkeypatch.setitem(sys.modules, "hypothesis", None)
     result = gymsdk("check", "sums", "--only", "runtime.episode_isolation")
     assert (result.code, result.out) == (2, "")
     assert 'no check can run: hypothesis is not installed; run: pip install "gymsdk[author]"' in result.err
 
 
-def test_output_of_the_environment_stays_out_of_the_results(gymsdk, installed):
-    installed(
-        "loud", "print('hello')\nfrom gymsdk import *\n@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n"
-    )
+def test_output_of_the_environment_stays_out_of_the_results(gymsdk, installed, tmp_path):
+    hook = "@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n"
+    installed("loud", f"print('hello')\nfrom gymsdk import *\n{hook}")
     result = gymsdk("check", "loud", *LOAD, "--json")
     assert json.loads(result.out)["results"][0]["findings"][0]["problem"] == "it has no split"
     assert "hello" in result.err
-
-
-def test_output_while_reading_rows_stays_out_of_the_results(gymsdk, installed, tmp_path):
-    installed(
-        "loud", "print('hello')\nfrom gymsdk import *\n@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n"
-    )
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"responses_create_params": {"input": "?"}}\n')
     result = gymsdk("check", "loud", *LOAD, "--json", "--tasks", rows)
     assert json.loads(result.out)["results"][0]["status"] == "passed"
-    assert "hello" in result.err
 
 
 def test_a_turn_budget_too_small_for_the_oracle_is_named_as_the_cause(gymsdk, installed):
     installed(
         "long",
-        "from typing import Literal\nfrom gymsdk import *\n"
-        "@hookimpl\ndef tasks(split: Literal['train']):\n    yield Task.ask('Count to 40.')\n"
+        f"{PLAIN}\n"
         "@hookimpl\ndef step(transcript):\n    return Step(messages=['Go on.'], done='40' in transcript.text())\n"
         "@hookimpl\ndef verify(transcript):\n    return Verdict(reward=float('40' in transcript.text()))\n"
         "@hookimpl\ndef solve(transcript):\n"
@@ -93,31 +81,6 @@ def test_a_turn_budget_too_small_for_the_oracle_is_named_as_the_cause(gymsdk, in
     assert "its budget of turns ended the episode after 32 turns" in output
     assert "allow more with --turns" in output
     assert gymsdk(*arguments, "--turns", 40).code == 0
-
-
-def test_settings_reach_the_environment(gymsdk):
-    assert gymsdk("check", "sums", *LOAD, "--set", "digits=1").code == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["smus"], "no environment named 'smus'; did you mean 'sums'?"),
-        ([], "name the environment to check"),
-        (["sums", "--only", "runtime.lod"], "no check has the id 'runtime.lod'; did you mean 'runtime.load'?"),
-        (["sums", *LOAD, "--set", "digts=1"], "no setting 'digts'; did you mean 'digits'?"),
-        (["sums", *LOAD, "--split", "tset"], "no split 'tset'; did you mean 'test'?"),
-        (["sums", *LOAD, "--split", "test", "--tasks", "rows.jsonl"], "choose one of them"),
-        (["sums", *LOAD, "--tasks", "rows.jsonl"], "name a JSONL file that can be read"),
-        (["sums", "--model", "scripted/echo"], "--model checks no environment"),
-        (["--model", "scripted/echo", "--set", "a=1"], "leave out its name, --set, --tasks and --split"),
-        (["--model", "scripted/ecko"], "no scripted policy named 'ecko'; did you mean 'echo'?"),
-        (["--model", "scripted/echo", "--only", "model.respnd"], "did you mean 'model.respond'?"),
-    ],
-)
-def test_wrong_usage_is_reported_in_a_sentence_with_exit_code_2(gymsdk, arguments, expected):
-    result = gymsdk("check", *arguments)
-    assert (result.code, expected in result.err) == (2, True), result.err
 
 
 def test_the_rows_of_a_file_are_checked(gymsdk, workdir):

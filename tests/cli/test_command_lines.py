@@ -41,6 +41,10 @@ FILES = {
     "keys.yaml": "log_level: loud\nlog_format: xml\nport_range_low: 70000\nhead_server: {port: 70000}\nworkers: 0\n"
     "insecure: maybe\n",
     "rows.jsonl": '{"nothing": 1}\n',
+    "broken.jsonl": '{"responses_create_params": {"input": "?"}, "expected_answer": "4", "question": "?"}\n{broken\n',
+    "foreign.jsonl": '{"responses_create_params": {"input": "?"}, "response": {"output": []}, "reward": 1.0}\n',
+    "empty.jsonl": "",
+    "empty.yaml": "",
 }
 
 ATTRIBUTES = (

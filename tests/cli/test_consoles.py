@@ -12,36 +12,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sums_environment import PLAIN
 
 from cli.conftest import Start
 
 ROW = {"responses_create_params": {"input": "¿Cuánto es 1 + 1? → 二 🎉"}, "answer": 2}
 
-MOVING = """
-import contextlib, os, tempfile, time
-from collections.abc import AsyncIterator
-from typing import Literal
-from gymsdk import Message, Task, Verdict, hookimpl
+MOVING = f"""{PLAIN}
+import tempfile
 
 @hookimpl
 @contextlib.asynccontextmanager
-async def lifespan() -> AsyncIterator[None]:
+async def lifespan():
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
         yield
 
 @hookimpl
-def tasks(split: Literal["train"], seed: int):
-    for number in range(12): yield Task.ask(f"Say {number}.")
-
-@hookimpl
-def verify(task: Task) -> Verdict:
+def verify():
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
         time.sleep(0.05)
         return Verdict(reward=float(os.path.samefile(os.getcwd(), scratch)))
-
-@hookimpl
-def solve(task: Task) -> Message: return Message(content="yes")
 """
 
 

@@ -64,31 +64,8 @@ async def test_a_server_missing_at_the_head_exits_with_1(
     assert is_empty(workdir)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [*COMMANDS, ("serve", "sums"), ("bench", "sums"), ("reverify", ".")],
-    ids=lambda each: each[0],
-)
-async def test_no_command_accepts_a_password_in_the_url_of_a_head(
-    arguments: tuple[str, ...], installed: Callable[..., Any]
-) -> None:
-    installed()
-    code, output = await run_command(*arguments, "--head", f"http://me:hush@127.0.0.1:{find_free_port()}")
-    assert (code, "the URL must not contain a user name and a password" in output, "hush" in output) == (
-        2,
-        True,
-        False,
-    ), output
-
-
 async def test_unreadable_certificates_are_reported_as_wrong_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_CA_FILE", "/nowhere/ca.pem")
     for arguments in (("status",), ("status", "--watch"), ("restart", "sums")):
         code, output = await run_command(*arguments, "--head", f"https://127.0.0.1:{find_free_port()}")
         assert (code, "Error: the certificates in /nowhere/ca.pem cannot be read" in output) == (2, True), output
-
-
-async def test_a_malformed_address_exits_with_2(installed: Callable[..., Any], workdir: Path) -> None:
-    installed()
-    code, output = await run_command("rollout", "sums", "--head", "localhost:11000")
-    assert (code, "write it as a URL" in output) == (2, True), output

@@ -79,30 +79,28 @@ def test_a_valid_name_is_accepted_by_the_registry_and_by_gymnasium(name: str) ->
     assert parse_name(name).module.isidentifier()
 
 
-def test_an_existing_folder_is_not_changed(gymsdk: Command, workdir: Path) -> None:
+def test_an_existing_folder_is_not_changed_and_a_link_is_not_followed(gymsdk: Command, workdir: Path) -> None:
     (workdir / "gym-env-maze").mkdir()
-    result = gymsdk("new", "maze")
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("Error: gym-env-maze already exists; choose another name")
+    (workdir / "gym-env-link").symlink_to(workdir / "nowhere")
+    (workdir / "file").touch()
+    for arguments, message in (
+        (("maze",), "Error: gym-env-maze already exists; choose another name"),
+        (("link",), "Error: gym-env-link already exists; choose another name"),
+        (("other", "--output", "file"), "choose another folder with --output"),
+    ):
+        result = gymsdk("new", *arguments)
+        assert (result.code, result.out, message in result.err) == (2, "", True)
     assert list((workdir / "gym-env-maze").iterdir()) == []
-
-
-def test_a_broken_link_is_not_followed(gymsdk: Command, workdir: Path) -> None:
-    (workdir / "gym-env-maze").symlink_to(workdir / "nowhere")
-    assert gymsdk("new", "maze").code == 2
     assert not (workdir / "nowhere").exists()
 
 
-@pytest.mark.parametrize("name", ["sums", "Sums"])
+@pytest.mark.parametrize("name", ["sums", "Sums", "tool-call"])
 def test_the_name_of_an_installed_environment_is_rejected(gymsdk: Command, workdir: Path, name: str) -> None:
     result = gymsdk("new", name)
     assert result.code == 2
-    assert "an environment named 'sums' is already installed (env_sums 1.0); choose another name" in result.err
+    assert f"'{name.lower().replace('-', '_')}' is already installed (" in result.err
+    assert result.err.endswith("; choose another name\n")
     assert list(workdir.iterdir()) == []
-
-
-def test_a_name_with_an_installed_distribution_is_rejected(gymsdk: Command) -> None:
-    assert "'tool_call' is already installed" in gymsdk("new", "tool-call").err
 
 
 @pytest.mark.parametrize("author", ["", " ", "two\nlines", "{{ 1 }}", "\udcff", "nul\0"])
@@ -152,13 +150,6 @@ def test_json_output_lists_the_written_files(gymsdk: Command, workdir: Path) -> 
     assert all((workdir / output["folder"] / file).is_file() for file in output["files"])
 
 
-def test_an_output_that_is_not_a_folder_is_rejected(gymsdk: Command, workdir: Path) -> None:
-    (workdir / "file").write_text("")
-    result = gymsdk("new", "maze", "--output", "file")
-    assert result.code == 2
-    assert "choose another folder with --output" in result.err
-
-
 @pytest.mark.slow
 def test_the_home_folder_is_neither_read_nor_written(start: Start, workdir: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
@@ -178,8 +169,3 @@ def test_without_cookiecutter_new_says_what_to_install(workdir: Path) -> None:
     assert result.returncode == 2
     assert 'pip install "gymsdk[author]"' in result.stderr
     assert list(workdir.iterdir()) == []
-
-
-def test_the_help_fits_a_terminal(gymsdk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert max(map(len, gymsdk("new", "--help").out.splitlines())) <= 80

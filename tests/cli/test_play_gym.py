@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import Callable
@@ -50,14 +49,6 @@ def test_a_tasks_file_gives_the_same_output(gymsdk: Command, workdir: Path) -> N
     assert "user: What is 2 + 2?\nassistant: 4\n" in with_gym[1]
 
 
-def test_json_output_is_the_same_rollout(gymsdk: Command) -> None:
-    arguments = ("play", "multineedle", "--model", "scripted/oracle", "--seed", 4, "--json")
-    plain, with_gym = (json.loads(gymsdk(*arguments, *more).out) for more in ((), ("--gym",)))
-    for each in (plain, with_gym):
-        del each["timing"], each["response"]["created_at"], each["response"]["id"]
-    assert plain == with_gym
-
-
 def test_a_failure_gives_the_same_output(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("finding", TOOLS)
     plain, with_gym = _run_both(gymsdk, "finding", "--model", "scripted/oracle")
@@ -75,14 +66,6 @@ def test_a_person_plays_through_gymnasium(start: Start, installed: Callable[...,
         result.append((re.sub(r"\d+ ms", "", out), err))
     assert result[0] == result[1]
     assert "reward 1 (ended: done; 2 turns" in result[1][0]
-
-
-@pytest.mark.slow
-def test_a_person_can_quit(start: Start) -> None:
-    process = start("play", "sums", "--gym")
-    out, _ = process.communicate("/quit\n", timeout=60)
-    assert out.endswith("failed in model (person_left): the person at the terminal quit the episode\n")
-    assert process.returncode == 1
 
 
 @pytest.mark.slow

@@ -158,14 +158,6 @@ async def test_offloaded_functions_run_on_an_executor_of_another_distribution(mo
     assert sys.modules["acme_executors"].Counting.calls == 1
 
 
-def test_an_unknown_executor_is_answered_with_all(gymsdk: Command) -> None:
-    with pytest.raises(ValueError, match="is not one of 'inline', 'local', 'ray'"):
-        Deployment(offload="lcal")
-    result = gymsdk("rollout", "math", "--offload", "lcal")
-    assert result.code == 2
-    assert "'lcal' is not one of 'inline', 'local', 'ray'; did you mean 'local'?" in result.err
-
-
 @pytest.mark.usefixtures("acme")
 def test_all_groups_are_listed_with_their_distributions(gymsdk: Command) -> None:
     listed = {(each["group"], each["name"]): each for each in json.loads(gymsdk("list", "--plugins", "--json").out)}

@@ -7,14 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sums_environment import PLAIN
 
 from cli.conftest import Command, Start
 
-SOURCE = """
-import asyncio, threading, time
-from typing import Literal
-from gymsdk import Config, Message, Reset, State, Task, Verdict, hookimpl
-
+SOURCE = f"""{PLAIN}
 class Settings(Config):
     leaves: str = "nothing"
 
@@ -27,23 +24,17 @@ def upload():
 
 async def poll():
     while True:
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            pass
 
 tasks_left = []
-
-@hookimpl
-def tasks(split: Literal["train"]):
-    yield Task.ask("Say yes.")
 
 @hookimpl
 def reset(config: Settings):
     return Reset(state=Memory(leaves=config.leaves))
 
 @hookimpl
-async def verify(transcript, config: Settings):
+async def verify(config: Settings):
     if config.leaves == "thread":
         threading.Thread(target=upload, name="uploader").start()
     if config.leaves == "executor":
@@ -56,10 +47,6 @@ async def verify(transcript, config: Settings):
 async def close(state: Memory):
     if state.leaves == "hook":
         await poll()
-
-@hookimpl
-def solve(task):
-    return Message(content="yes")
 """
 """Source of an environment with hooks that leave a running thread or task behind."""
 
@@ -78,7 +65,7 @@ def test_a_task_that_ignores_its_cancellation_is_named_and_abandoned(
     start: Start, installed: Callable[..., Path], workdir: Path
 ) -> None:
     installed("leaving", SOURCE)
-    err = _finish(start("rollout", "leaving", "--set", "leaves=task", "-o", "out"), workdir / "out")
+    err = _finish(start("rollout", "leaving", "--limit", 1, "--set", "leaves=task", "-o", "out"), workdir / "out")
     assert "poller (env_leaving.py:" in err
     assert "did not end within 3 s of its cancellation; it is left behind" in err
     assert "Exception ignored" not in err
@@ -91,7 +78,8 @@ def test_running_threads_of_a_hook_do_not_block_the_exit(
 ) -> None:
     installed("leaving", SOURCE)
     arguments = {
-        kind: ("rollout", "leaving", "--set", f"leaves={kind}", "-o", kind) for kind in ("thread", "executor", "hook")
+        kind: ("rollout", "leaving", "--limit", 1, "--set", f"leaves={kind}", "-o", kind)
+        for kind in ("thread", "executor", "hook")
     }
     started = {kind: start(*each) for kind, each in arguments.items()}
     errors = {kind: _finish(each, workdir / kind) for kind, each in started.items()}
@@ -101,12 +89,8 @@ def test_running_threads_of_a_hook_do_not_block_the_exit(
     assert "hook 'close' of environment 'leaving'" in errors["hook"]
 
 
-EXITS = """
-import asyncio, sys
-from contextlib import asynccontextmanager
-from typing import Literal
+EXITS = f"""{PLAIN}
 from pydantic import model_validator
-from gymsdk import Config, Message, Task, Verdict, hookimpl
 
 class Settings(Config):
     where: str = "nowhere"
@@ -118,7 +102,7 @@ class Settings(Config):
         return self
 
 @hookimpl
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def lifespan(config: Settings):
     if config.where == "enter":
         sys.exit(0)
@@ -141,18 +125,14 @@ async def verify(config: Settings):
         asyncio.create_task(end())
         await asyncio.sleep(60)
     return Verdict(reward=1.0)
-
-@hookimpl
-def solve(task):
-    return Message(content="yes")
 """
 """Source of an environment that calls `sys.exit(0)` at the place that its setting names."""
 
 ERRORS = {
-    "config": "Error: environment 'exits': its config raised SystemExit: 0 (env_exits.py:14)",
-    "enter": "Error: environment 'exits': hook 'lifespan' raised SystemExit: 0 (env_exits.py:21)",
-    "tasks": "Error: environment 'exits': hook 'tasks' raised SystemExit: 0 (env_exits.py:30)",
-    "task": "Error: a background task of an environment ended with SystemExit: 0 (env_exits.py:33)",
+    "config": "Error: environment 'exits': its config raised SystemExit: 0 (env_exits.py:",
+    "enter": "Error: environment 'exits': hook 'lifespan' raised SystemExit: 0 (env_exits.py:",
+    "tasks": "Error: environment 'exits': hook 'tasks' raised SystemExit: 0 (env_exits.py:",
+    "task": "Error: a background task of an environment ended with SystemExit: 0 (env_exits.py:",
 }
 
 

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sums_environment import PLAIN
 
 from cli.conftest import Command
 
@@ -32,53 +34,25 @@ def test_a_profile_reports_what_training_would_learn(gymsdk: Command, workdir: P
     assert result.code == 0
 
 
-def test_an_empty_file_is_not_listed(gymsdk: Command, workdir: Path) -> None:
-    result = gymsdk("profile", "sums", "--limit", 2, "-k", 2, "-o", "out", "--no-plot")
-    assert "out/rollouts.jsonl" in result.out.splitlines()
-    assert "failures.jsonl" not in result.out
-    assert (workdir / "out" / "failures.jsonl").read_bytes() == b""
-
-
-def test_json_output_equals_the_profile_file(gymsdk: Command, workdir: Path) -> None:
-    result = gymsdk("profile", "sums", "--limit", 3, "-k", 2, "-o", "out", "--no-plot", "--json")
-    output = json.loads(result.out)
+def test_json_output_equals_the_profile_file_and_a_profile_can_be_resumed(gymsdk: Command, workdir: Path) -> None:
+    arguments = ("profile", "sums", "--limit", 3, "-k", 2, "-o", "out", "--no-plot")
+    output = json.loads(gymsdk(*arguments, "--json").out)
     assert output == json.loads((workdir / "out" / "profile.json").read_text())
     assert output["verdict"]
     assert not (workdir / "out" / "profile.png").exists()
+    resumed = gymsdk(*arguments, "--resume")
+    assert "out/rollouts.jsonl" in resumed.out.splitlines()
+    # An empty file is not listed.
+    assert "failures.jsonl" not in resumed.out
+    assert (workdir / "out" / "failures.jsonl").read_bytes() == b""
 
 
-def test_the_maximum_reward_is_the_claimed_one(gymsdk: Command, installed: object) -> None:
-    source = """
-from typing import Literal
-from gymsdk import Claims, Message, Task, Verdict, hookimpl
-
-@hookimpl
-def tasks(split: Literal["train"]):
-    yield Task.ask("?")
-
-@hookimpl
-def verify():
-    return Verdict(reward=2.0)
-
-@hookimpl
-def solve():
-    return Message(content="!")
-
-@hookimpl
-def claims():
-    return Claims(maximum=4.0)
-"""
-    assert callable(installed)
-    installed("rich_one", source)
-    output = json.loads(gymsdk("profile", "rich_one", "-k", 2, "--model", "scripted/oracle", "--no-plot", "--json").out)
-    assert (output["maximum"], output["bands"]["medium"], output["bands"]["always right"]) == (4.0, 1, 0)
-
-
-def test_a_profile_can_be_resumed(gymsdk: Command) -> None:
-    arguments = ("profile", "sums", "--limit", 3, "-k", 2, "-o", "out", "--no-plot")
-    first = gymsdk(*arguments)
-    assert gymsdk(*arguments).code == 2
-    assert gymsdk(*arguments, "--resume").out == first.out
+def test_the_maximum_reward_is_the_claimed_one(gymsdk: Command, installed: Callable[..., Path]) -> None:
+    claimed = "\n@hookimpl\ndef claims():\n    return Claims(maximum=2.0)\n"
+    installed("rich_one", PLAIN + claimed)
+    profile = gymsdk("profile", "rich_one", "-k", 2, "--limit", 1, "--model", "scripted/oracle", "--no-plot", "--json")
+    output = json.loads(profile.out)
+    assert (output["maximum"], output["bands"]["medium"], output["bands"]["always right"]) == (2.0, 1, 0)
 
 
 def test_failures_come_first_and_the_exit_code_is_1(gymsdk: Command, workdir: Path) -> None:

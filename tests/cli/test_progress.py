@@ -5,29 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sums_environment import PLAIN
 
 from cli.conftest import Command
 from gymsdk.cli import progress
 
-BLOCKING = """
-import time
-from typing import Literal
-from gymsdk import Message, Task, Verdict, hookimpl
-
-@hookimpl
-def tasks(split: Literal["train"]):
-    while True:
-        yield Task.ask("?")
-
-@hookimpl
-async def verify():
-    time.sleep(0.06)
-    return Verdict(reward=0.5)
-
-@hookimpl
-def solve():
-    return Message(content="!")
-"""
+BLOCKING = f"{PLAIN}\n@hookimpl\nasync def verify():\n    time.sleep(0.06)\n    return Verdict(reward=0.5)\n"
 
 
 def test_without_a_terminal_progress_is_printed_at_intervals(gymsdk: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,31 +20,6 @@ import yaml
 Start: TypeAlias = "Callable[..., subprocess.Popen[str]]"
 Serve: TypeAlias = "Callable[..., tuple[subprocess.Popen[str], dict[str, Any]]]"
 
-NOISY = """
-from contextlib import asynccontextmanager
-from typing import Literal
-from gymsdk import Message, Task, Verdict, hookimpl
-
-@hookimpl
-@asynccontextmanager
-async def lifespan():
-    print("the engine is warm")
-    yield 1
-
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    yield Task.ask("Say yes.")
-
-@hookimpl
-def verify(transcript):
-    print("judging")
-    return Verdict(reward=float(transcript.reply == "yes"))
-
-@hookimpl
-def solve():
-    return Message(content="yes")
-"""
-
 
 @pytest.fixture
 def serve(start: Start) -> Serve:
@@ -67,23 +42,20 @@ def get_agent_url(output: dict[str, Any]) -> str:
     return str(output["servers"]["sums_simple_agent"]["url"])
 
 
-def test_json_prints_one_line_when_all_servers_are_ready(serve: Serve) -> None:
-    process, output = serve("sums")
+def test_json_prints_one_line_when_all_servers_are_ready_and_the_oracle_plays(serve: Serve, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    process, output = serve("sums", f"sums.notes={notes}", "--set", "pause=0")
     assert httpx.get(f"{output['head']}/readyz").json() == {"status": "ok"}
-    assert output["pid"] == process.pid
-    assert output["model"] == "scripted/oracle"
-    assert {name: each["type"] for name, each in output["servers"].items()} == {
+    assert (output["pid"], output["model"]) == (process.pid, "scripted/oracle")
+    assert {name: server["type"] for name, server in output["servers"].items()} == {
         "sums": "resources_servers",
         "sums_simple_agent": "responses_api_agents",
         "sums_environment_server": "environment_servers",
         "policy_model": "responses_api_models",
     }
-
-
-@pytest.mark.slow
-def test_the_oracle_plays_by_default(serve: Serve) -> None:
-    _, output = serve("sums")
     assert httpx.post(f"{get_agent_url(output)}/run", json=row()).json()["reward"] == 1.0
+    # An override and --set reach the environment.
+    assert notes.read_text().startswith("opened")
 
 
 @pytest.mark.slow
@@ -207,71 +179,15 @@ def test_after_a_kill_its_ports_are_free_at_once(serve: Serve, start: Start) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [(), ("--separate",)])
-def test_an_override_reaches_the_setting_of_an_environment(
-    serve: Serve, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
-    notes = tmp_path / "notes.txt"
-    _, output = serve("sums", f"sums.notes={notes}", "--set", "pause=0", *arguments)
-    assert (output["model"], "sums_simple_agent" in output["servers"]) == ("scripted/oracle", True)
-    httpx.post(f"{get_agent_url(output)}/run", json=row(), timeout=60)
-    assert notes.read_text().startswith("opened")
-
-
-@pytest.mark.slow
-def test_a_port_in_use_is_reported(start: Start) -> None:
+def test_a_port_in_use_is_reported(gymsdk: Callable[..., Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        process = start("serve", "sums", "--port", port)
-        out, err = process.communicate(timeout=20)
-    assert (process.returncode, out) == (2, "")
-    assert err == (
+        result = gymsdk("serve", "sums", "--port", port)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
         f"Error: the head cannot listen: port {port} of 127.0.0.1 is in use;"
         " stop the process that listens there, or choose another port\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nosuch"], "no environment named 'nosuch'"),
-        (["sums", "--model", "nosuch/x"], "no model named 'nosuch/x'"),
-        (["sums", "--set", "digit=1"], "has no setting 'digit'; did you mean 'digits'?"),
-        (["sums", "sums.digit=1"], "sums.resources_servers.sums.digit: no setting of environment 'sums'; did you mean"),
-        (["sums", "sums.digits=1", "--set", "digits=2"], "sums.digits is set twice, as KEY=VALUE and with --set"),
-        (["sums", "sum.digits=1"], "there is no setting 'sum'; did you mean 'sums'?"),
-        (["smus", "smus.digits=1"], "no environment named 'smus'; did you mean 'sums'? (installed:"),
-        (["sums", "--host", "0.0.0.0"], "every client that reaches '0.0.0.0' could use these servers"),
-        (["sums", "--server-port", "sums"], "--server-port sums: write it as SERVER=N"),
-        (["sums", "--server-port", "sums=65536"], "write it as SERVER=N"),
-        (["sums", "--only", "sums", "--fd", "77", "--head", "http://127.0.0.1:9"], "--fd 77: no listening socket"),
-        (["sums", "--server-port", "sum=1"], "no server 'sum' to give a port; did you mean 'sums'?"),
-        (["sums", "--ttl", "inf"], "inf is not a finite number"),
-        (
-            ["sums", "--role", "resource"],
-            "--role': 'resource' is not one of 'head', 'resources', 'agent', 'model'; did",
-        ),
-        (["sums", "--log-level", "inf"], "--log-level': 'inf' is not one of 'debug', 'info', 'warning', 'error'; did"),
-    ],
-)
-def test_wrong_input_is_rejected_before_any_server_listens(
-    gymsdk: Callable[..., Any], arguments: list[str], message: str
-) -> None:
-    result = gymsdk("serve", "--port", 0, *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert message in result.err
-
-
-@pytest.mark.slow
-def test_output_of_an_environment_does_not_mix_with_the_json_line(serve: Serve, installed: Callable[..., Path]) -> None:
-    installed("noisy", NOISY)
-    process, output = serve("noisy")
-    response = httpx.post(f"{output['servers']['noisy_simple_agent']['url']}/run", json=row())
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
-    assert response.json()["reward"] == 1.0
-    assert out == ""
-    assert err.startswith("the engine is warm\njudging\n")
 
 
 @pytest.mark.slow
@@ -320,9 +236,12 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--separate",)], ids=["one process", "separate"])
-def test_killed_servers_leave_no_temporary_folder(serve: Serve, scratch: Path, options: tuple[str, ...]) -> None:
-    process, _ = serve("sums", *options)
+def test_killed_separate_servers_receive_overrides_and_leave_no_temporary_folder(
+    serve: Serve, scratch: Path, tmp_path: Path
+) -> None:
+    process, output = serve("sums", f"sums.notes={tmp_path / 'notes'}", "--separate")
+    httpx.post(f"{get_agent_url(output)}/run", json=row(), timeout=60)
+    assert (tmp_path / "notes").read_text().startswith("opened")
     process.kill()
     process.wait()
     assert list(scratch.glob("gymsdk*")) == []
@@ -374,25 +293,14 @@ def test_env_yaml_of_the_folder_applies_to_a_named_environment(serve: Serve, wor
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "insecure: true\ndefault_host: 0.0.0.0\n",
-            "env.yaml:2: default_host would let other machines reach these servers",
-        ),
+        ("insecure: true\ndefault_host: 0.0.0.0\n", "env.yaml:2: default_host would let other machines reach these"),
         ("policy_base_url: http://127.0.0.1:1/${oc.env:HOME}\n", "env.yaml:1: policy_base_url uses a function"),
+        ("default_host: [1\n", "env.yaml:2: this is not valid YAML"),
     ],
 )
-def test_an_automatically_read_env_yaml_cannot_weaken_safety(
-    start: Start, workdir: Path, text: str, message: str
+def test_an_automatically_read_env_yaml_can_neither_weaken_safety_nor_be_unreadable(
+    gymsdk: Callable[..., Any], workdir: Path, text: str, message: str
 ) -> None:
     (workdir / "env.yaml").write_text(text)
-    process = start("serve", "sums", "--port", 0)
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, message in err) == (2, "", True)
-
-
-@pytest.mark.slow
-def test_an_unreadable_env_yaml_is_reported_before_serving(start: Start, workdir: Path) -> None:
-    (workdir / "env.yaml").write_text("default_host: [1\n")
-    process = start("serve", "sums", "--port", 0)
-    _, err = process.communicate(timeout=30)
-    assert (process.returncode, "env.yaml:2: this is not valid YAML" in err) == (2, True)
+    result = gymsdk("serve", "sums", "--port", 0)
+    assert (result.code, result.out, message in result.err) == (2, "", True)

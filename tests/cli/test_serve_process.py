@@ -41,23 +41,6 @@ def test_the_port_option_overrides_the_file(start: Start, workdir: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--head", "127.0.0.1:11000"], "--head 127.0.0.1:11000: write it as http://HOST:PORT"),
-        (["--role", "head", "--head", "http://127.0.0.1:9"], "--role head starts a head, and --head names another one"),
-        (["--advertise-host", "http://here"], "--advertise-host http://here: write a host name or IP address"),
-        (["--advertise-host", "10.0.0.5:11000"], "--advertise-host 10.0.0.5:11000: write a host name or IP address"),
-        (["--root-path", "gym"], "--root-path gym: expected the path at which a proxy publishes the servers"),
-    ],
-)
-def test_an_invalid_host_or_port_is_rejected(start: Start, arguments: list[str], message: str) -> None:
-    process = start("serve", "sums", "--port", 0, *arguments)
-    _, errors = process.communicate(timeout=20)
-    assert (process.returncode, errors.startswith(f"Error: {message}")) == (2, True)
-
-
-@pytest.mark.slow
 def test_a_node_that_waits_for_its_head_can_be_stopped(start: Start) -> None:
     process = start("serve", "sums", "--head", "http://127.0.0.1:9", "--log-level", "debug")
     while "/readyz" not in process.stderr.readline():

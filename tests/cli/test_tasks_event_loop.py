@@ -6,15 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sums_environment import PLAIN
 
 from cli.conftest import Command
 from gymsdk.gym.env import Env
 
-SOURCE = """
-import asyncio, sqlite3
-from contextlib import closing
-from typing import Literal
-from gymsdk import Message, Task, Verdict, hookimpl
+SOURCE = f"""{PLAIN}
+import sqlite3
 
 async def fetched(number):
     await asyncio.sleep(0)
@@ -23,10 +21,10 @@ async def fetched(number):
 @hookimpl
 def tasks(split: Literal["train", "test"]):
     # A connection belongs to the thread that has opened it.
-    with closing(sqlite3.connect(":memory:")) as rows:
+    with contextlib.closing(sqlite3.connect(":memory:")) as rows:
         for number in range(3):
             (doubled,) = rows.execute("select 2 * ?", [asyncio.run(fetched(number))]).fetchone()
-            yield Task.ask(f"What is 2 * {number} in {split}?", answer=doubled)
+            yield Task.ask(f"What is 2 * {{number}} in {{split}}?", answer=doubled)
 
 @hookimpl
 def verify(task, transcript):

@@ -136,21 +136,6 @@ def test_an_engine_without_token_ids_is_refused() -> None:
     assert "policy returns no token ids; training needs them; serve the model with vLLM 0.10" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "name either the model's server with --model, or its tokenizer with --tokenizer"),
-        (("--model", "scripted/oracle"), "leave out tokens (--token-ids)"),
-        (("--tokenizer", "x", "--policy", "vllm/x"), "a scripted policy plays, as in scripted/oracle"),
-    ],
-)
-@pytest.mark.slow
-def test_wrong_options_are_named(arguments: tuple[str, ...], message: str) -> None:
-    result = run(*arguments)
-    assert result.returncode == 2
-    assert message in result.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--separate",)], ids=["one process", "a process for each server"])
 def test_ids_pass_through_model_server_agent_and_rollout_file(flags: tuple[str, ...], tmp_path: Path) -> None:
