@@ -46,6 +46,12 @@ def test_disabled_thinking_removes_reasoning_but_not_its_tokens(thinking: Item |
     assert [block["type"] for block in shown] == ["thinking", "tool_use", "thinking"]
 
 
+def test_fields_for_anthropic_servers_only_are_ignored_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "context_management": {"edits": []}, "betas": ["x"]}
+    assert anthropic.parse_request(body).keys() == {"input"}
+    assert not caplog.messages
+
+
 def without_new_ids(items: list[Item]) -> list[Item]:
     """Remove the ids of messages and calls, which are new after a round trip. Reasoning keeps its id."""
     return [item if item["type"] == "reasoning" else {k: v for k, v in item.items() if k != "id"} for item in items]
