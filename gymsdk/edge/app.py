@@ -45,6 +45,7 @@ from gymsdk.edge.request import (
 )
 from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
 from gymsdk.http.pages import PageCheck
+from gymsdk.jsonl import NestingError
 from gymsdk.line import build_error_fields
 from gymsdk.observability.loop_lag import sample_loop_lag
 from gymsdk.observability.metrics import ServerMetrics
@@ -333,7 +334,9 @@ def create_app(
     app.add_exception_handler(RequestRejected, _handle_rejection)
     app.add_exception_handler(GymsdkError, _handle_failure)
     app.add_exception_handler(HTTPException, _handle_http_error)
-    app.add_exception_handler(RecursionError, _handle_recursion)
+    # `NestingError` is a `GymsdkError`, too, but names no failure of the server.
+    for nesting in (RecursionError, NestingError):
+        app.add_exception_handler(nesting, _handle_recursion)
     app.add_exception_handler(ClientDisconnect, _handle_disconnect)
     return app
 

@@ -27,6 +27,7 @@ from gymsdk.http.client import Cookies, HttpResponse
 from gymsdk.jsonl import dump_json, parse_json
 from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.matching import RESERVED_PATHS
+from gymsdk.servers.session_clients import CLIENT_HEADER
 from gymsdk.servers.sessions import KEY_HEADER, Session
 from gymsdk.tools import is_content_list
 from gymsdk.types import Content, Item, Step, ToolCall
