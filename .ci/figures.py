@@ -36,16 +36,16 @@ import httpx
 ROOT = Path(__file__).resolve().parent.parent
 
 LIMITS = {
-    "modules": 310,
-    "code lines": 50_920,
-    "code lines of gymsdk/cli": 4_700,
-    "code lines of gymsdk/config": 2_750,
-    "private functions used once, in %": 22.6,
-    "module constants per 1,000 code lines": 29.4,
+    "modules": 311,
+    "code lines": 50_750,
+    "code lines of gymsdk/cli": 4_530,
+    "code lines of gymsdk/config": 2_710,
+    "private functions used once, in %": 22.4,
+    "module constants per 1,000 code lines": 29.0,
     "modules that know the key of a stored line": 4,
-    "modules that name token_interface": 6,
-    "options declared by hand": 79,
-    "code lines of tests": 60_500,
+    "modules that name token_interface": 4,
+    "options declared by hand": 46,
+    "code lines of tests": 54_250,
     "words of docs": 45_250,
     # The numbers of files and moves differ a little from run to run, those of a server most.
     "play: files": 13,

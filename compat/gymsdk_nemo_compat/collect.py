@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gymsdk.cli.process import Stopped, run_until_signal
 from gymsdk.cli.progress import ProgressReporter, format_metrics_table, show_warnings
 from gymsdk.config.overrides import apply_overrides, parse_overrides
-from gymsdk.config.yaml import COMMAND_LINE, Node, Problems, to_plain
+from gymsdk.config.yaml import COMMAND_LINE, Problems, YamlNode, to_plain
 from gymsdk.errors import UsageError, format_error_detail
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.run import Run, execute
@@ -135,7 +135,7 @@ def parse_options(arguments: Sequence[str]) -> tuple[CollectOptions, list[str], 
     own = [each for each in overrides.values() if each.path[0] in CollectOptions.model_fields]
     ignored = [each.path[0] for each in overrides.values() if each.path[0] in IGNORED]
     rest = [argument for argument, each in overrides.items() if each not in own and each.path[0] not in IGNORED]
-    nodes = apply_overrides(Node({}, COMMAND_LINE), own, problems).children
+    nodes = apply_overrides(YamlNode({}, COMMAND_LINE), own, problems).children
     problems.raise_if_any()
     values = {key: to_plain(node.to_text() if key in TEXT_OPTIONS else node) for key, node in nodes.items()}
     return _validate({key: value for key, value in values.items() if value is not None}), ignored, rest
