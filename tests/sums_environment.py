@@ -87,4 +87,4 @@ def verify():
 def solve():
     return Message(content="yes")
 """
-"""An environment that is satisfied with every reply. What a test appends replaces what it names again."""
+"""An environment that is satisfied with every reply. Definitions that a test appends replace those of the same name."""

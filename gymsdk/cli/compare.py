@@ -22,7 +22,7 @@ COMPARISON = "Comparison"
 
 
 class ComparisonOptions(BaseModel):
-    """What is compared, and how much of it is listed."""
+    """The compared values, and the length of the lists."""
 
     limit: Annotated[int, Flag(COMPARISON, "N")] = Field(10, ge=0, description="List at most N lost and N won tasks.")
     seed: Annotated[int, Flag(COMPARISON, "S")] = Field(0, ge=0, description="The seed of the bootstrap.")

@@ -38,7 +38,7 @@ FINISH_SECONDS = 120.0
 
 
 class Targets(BaseModel):
-    """The files that are written, and what a service receives."""
+    """The written files, and the data that a service receives."""
 
     sft: Annotated[Path | None, Flag(OUTPUT, "FILE", shown=False)] = Field(
         None, description="Write conversations for supervised fine-tuning to this JSONL file."

@@ -75,7 +75,7 @@ Traceback = Annotated[
 def start_beside(*words: str) -> subprocess.Popen[bytes]:
     """Start another command of gymsdk, which ends with this process, unless it reads the end of its standard input.
 
-    What it prints must not mix with the results on standard output. Ctrl-C does not reach it.
+    Its output must not mix with the results on standard output. Ctrl-C does not reach it.
     """
     return subprocess.Popen(  # noqa: S603  # our own command
         build_module_command("gymsdk", *words, "--with-parent"),

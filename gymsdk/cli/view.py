@@ -26,7 +26,7 @@ from gymsdk.settings import EXPORT, VIEWER, Flag
 
 
 class ViewOptions(BaseModel):
-    """What the pages show and do, and what `--export` writes."""
+    """The content and functions of the pages, and the files of `--export`."""
 
     port: Annotated[int, Flag(VIEWER)] = Field(0, ge=0, le=65535, description="The port; 0 chooses a free one.")
     browser: Annotated[bool, Flag(VIEWER, names=("--browser/--no-browser",))] = Field(

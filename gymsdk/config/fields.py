@@ -174,7 +174,7 @@ RENAMED_KEYS: dict[str, dict[str, str]] = {
 RENAMED_OPTIONS = {key: option for keys in RENAMED_KEYS.values() for key, option in keys.items()}
 
 TRANSLATED_KEYS = {key for key, option in RENAMED_OPTIONS.items() if option in {"api", "retries", "thoughts"}}
-"""The keys of NeMo Gym's model servers whose values are translated, too."""
+"""The keys of NeMo Gym's model servers with values that are translated, too."""
 
 HEADER_KEYS = frozenset({"headers"} | {key for key, option in RENAMED_OPTIONS.items() if option == "headers"})
 """The keys of model servers with HTTP headers."""

@@ -240,7 +240,7 @@ class RunService:
             RolloutFailed: The model or a tool failed.
             RequestRejected: The request is invalid.
         """
-        # The answer is one body, whatever the request says: it is made of several responses of the model.
+        # The answer is one body even if the request asks for a stream: it is made of several responses of the model.
         body = {key: value for key, value in request.items() if key not in {"stream", "stream_options"}}
         if body.get("input") is None:
             raise RequestRejected(422, "`input` must be a string or a list of items")

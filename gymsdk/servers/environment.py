@@ -293,7 +293,7 @@ class EnvironmentEndpoints:
 
     def _parse_flat_row(self, row: Row, rollout: str | None) -> RowRequest:
         request = parse_row_request(row, self._runs.environment, rollout=rollout)
-        # The collector files what it observes of the row under this id.
+        # The collector files its observations of the row under this id.
         return replace(request, id=observed_rollout_id(row) or request.id)
 
     def _parse_episode_request(self, episode: EpisodeRequest, request: Request) -> RowRequest:

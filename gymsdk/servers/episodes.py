@@ -93,7 +93,7 @@ class EpisodeService:
         budget: The largest budget of an episode.
         name: The server's name; the environment's by default.
         with_mcp: Whether `/seed_session` returns the access to `/mcp`.
-        owners: Finds the worker that has a session whose id the client chose.
+        owners: Finds the worker that has a session with an id of the client's choice.
     """
 
     def __init__(

@@ -124,7 +124,7 @@ class ResponseCalls:
         return len(missing) < len(self.offered) or not self._keep_sendable(missing)
 
     def find_not_received(self, sessions: Iterable[Session]) -> list[ToolCall]:
-        """Return the offered calls that `sessions` did not receive, except those that agents do not send."""
+        """Return the offered calls that `sessions` did not receive and that agents do send."""
         return self._keep_sendable(self._find_missing(sessions))
 
     def _find_missing(self, sessions: Iterable[Session]) -> list[ToolCall]:

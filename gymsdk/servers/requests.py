@@ -285,7 +285,7 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
     budget = _read_budget(own.budget)
     rollout_id = _read_id(body.get(ROLLOUT_ID_FIELD, body.get("capture_rollout_id"))) or rollout or ""
     repeat = _first_integer(own.repeat, body.get(ROLLOUT_INDEX), _parse_repeat(rollout_id)) or 0
-    # Before the row is checked, so that the log names the rollout whose row is rejected.
+    # Before the check of the row, so that the log names the rollout of a rejected row.
     tracing.set_rollout_id(rollout_id)
     declared = environment.task_type.model_fields if isinstance(environment, Environment) else {}
     fields = {key: value for key, value in body.items() if key not in {ROLLOUT_ID_FIELD, "capture_rollout_id"}}

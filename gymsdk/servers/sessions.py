@@ -330,7 +330,7 @@ class SessionStore(Generic[S]):
         self._check_name(name, client)
 
     def _iter_replaceable(self) -> Iterator[S]:
-        """Yield the sessions whose place another session may take: first those that were judged first."""
+        """Yield the sessions that may give their place to another one, in the order of their verdicts."""
         latest = self._clock() - JUDGED_SESSION_SECONDS
         for session, judged_at in self._judged.items():
             if judged_at > latest:

@@ -90,7 +90,7 @@ async def _call_tool(request: Request, episodes: EpisodeService, name: str) -> R
             output, effects = await episodes.call_tool(locked, name, arguments)
         except EpisodeError as error:
             if CLIENT_HEADER not in request.headers:
-                # Agents of other programs show the answer to the policy, which must not read what the judges do.
+                # Agents of other programs show the answer to the policy, which must not read the calls of judges.
                 error.record = None
             raise
     return _build_output(output["output"], effects)

@@ -70,7 +70,7 @@ async def _send(request: web.Request, body: bytes, kind: str, fault: RequestFaul
     if fault.cut is None:
         return answer
     assert request.transport is not None
-    # `abort`, because `close` sends what is in the buffers first.
+    # `abort`, because `close` sends the buffers first.
     if fault.cut == "halfway":
         partial_answer = web.StreamResponse(headers={"Content-Type": kind, "Content-Length": str(len(body))})
         await partial_answer.prepare(request)

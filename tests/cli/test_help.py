@@ -26,7 +26,7 @@ COMMANDS: dict[str, Any] = {
 }
 
 WIDE_EXAMPLES = {"show", "replay", "trainer check"}
-"""The commands whose examples need more than 80 columns."""
+"""The commands with examples of more than 80 columns."""
 
 
 def test_the_help_begins_with_the_commands_to_start_with(gymsdk: Command) -> None:

@@ -61,5 +61,5 @@ RIGHT = ("tool_call", "--split", "train", "--limit", "20", "--repeats", "1", "--
 
 @pytest.fixture(scope="session")
 def original(play: Play) -> Path:
-    """Return a run with the options `RIGHT`, whose rewards are all 1."""
+    """Return a run with the options `RIGHT`, which has only rewards of 1."""
     return play(*RIGHT, name="original")

@@ -127,7 +127,7 @@ def list_expected(run_specs: Sequence[Spec]) -> list[Spec]:
         | {"outcome": "failed" if spec["reward"] is None else "scored", "turns": 1, "tool_calls": len(spec["tools"])}
         | {"failure": (spec["failure"] or "unknown") if spec["reward"] is None else ""}
         | {"message": spec["prompt"] if spec["reward"] is None else ""}
-        # A rollout without a reward has no parts of it, whatever its line says.
+        # A rollout without a reward has no parts of it, even if its line has some.
         | {
             f"figure:{name}": value
             for name, value in spec["figures"].items()

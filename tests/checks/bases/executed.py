@@ -1,4 +1,4 @@
-"""Additions whose replies are Python code: a case executes it."""
+"""Additions with replies in Python code, which a case executes."""
 
 from checks.bases.sums import *
 

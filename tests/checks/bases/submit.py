@@ -1,4 +1,4 @@
-"""Additions whose answer is the argument of a tool."""
+"""Additions with the argument of a tool as their answer."""
 
 from checks.bases.sums import *
 
