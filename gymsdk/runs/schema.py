@@ -13,7 +13,7 @@ from gymsdk.runs.file_state import FileState
 from gymsdk.runs.notes import RunNotes
 from gymsdk.runs.records import Record, iter_texts
 
-VERSION = 7_000 + FORMAT
+VERSION = 8_000 + FORMAT
 """The version of the schema, and the newest format of a line. An index with another version is built again."""
 
 MAX_INTEGER = 2**63 - 1
