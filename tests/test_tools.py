@@ -193,6 +193,7 @@ DATED = '{"city": "Bern", "day": "2026-01-31", '
         ('"\ud800"', "Invalid tool call arguments: "),
         ("[1]", "Invalid tool call arguments: forecast takes a JSON object"),
         ("null", "Invalid tool call arguments: forecast takes a JSON object"),
+        (json.dumps('{"city": "Bern", "day": "2026-01-31"}'), "forecast takes a JSON object"),
         ("{}", "Invalid tool call arguments for forecast: city: Field required; day: Field required"),
         ('{"city": 5, "day": "2026-01-31"}', "for forecast: city: Input should be a valid string"),
         ('{"city": null, "day": "2026-01-31"}', "for forecast: city: Input should be a valid string"),

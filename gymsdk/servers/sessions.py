@@ -481,15 +481,19 @@ class SessionStore(Generic[S]):
         if self.is_open(session):
             self._left[session] = None
 
+    @property
+    def _left_ttl(self) -> float:
+        return min(LEFT_SESSION_SECONDS, self._ttl)
+
     async def sweep(self) -> None:
         """Close expired sessions, except sessions in use."""
-        now, shortest_ttl = self._clock(), min(LEFT_SESSION_SECONDS, self._ttl)
-        # The open sessions are in the order of their last use.
-        unused = takewhile(lambda session: session.last_used <= now - shortest_ttl, self._open.values())
+        now = self._clock()
+        # The open sessions are in the order of their last use, and no session expires earlier than one that was left.
+        unused = takewhile(lambda session: session.last_used <= now - self._left_ttl, self._open.values())
         await self._await_closed([session for session in unused if self._is_expired(session, now)])
 
     def _is_expired(self, session: S, now: float) -> bool:
-        ttl = min(LEFT_SESSION_SECONDS, self._ttl) if session.left else self._ttl
+        ttl = self._left_ttl if session.left else self._ttl
         return session.last_used <= now - ttl and not session.users
 
     async def aclose(self) -> None:
