@@ -123,6 +123,17 @@ async def test_a_watched_coroutine_may_catch_exceptions():
     assert await warn_when_blocking(recover(), "it") == "recovered"
 
 
+async def test_tasks_that_start_together_can_await_the_same_future():
+    batch = asyncio.get_running_loop().create_future()
+
+    async def judge():
+        return await batch
+
+    tasks = [start_task(judge()) for _ in range(3)]
+    asyncio.get_running_loop().call_later(0.01, batch.set_result, "all")
+    assert await asyncio.gather(*tasks) == ["all"] * 3
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_exception_that_ends_the_process_in_the_first_step_leaves_no_task_that_fails(error):
     async def stop():

@@ -475,6 +475,9 @@ class _FirstStep(Generic[T]):
             self._is_finished = True
             raise
         else:
+            if asyncio.isfuture(self._awaited):
+                # With the mark of this await, which only the task takes, other coroutines could not await the future.
+                self._awaited._asyncio_future_blocking = False  # noqa: SLF001  # the protocol of `Future.__await__`
             return None
         finally:
             asyncio.tasks._leave_task(loop, task)  # noqa: SLF001
@@ -493,6 +496,8 @@ class _FirstStep(Generic[T]):
     @types.coroutine
     def _resume(self) -> Generator[Any, Any, T]:
         awaited, resume = self._awaited, self._coroutine.send
+        if asyncio.isfuture(awaited):
+            awaited._asyncio_future_blocking = True  # noqa: SLF001  # as before the first step ended
         while True:
             try:
                 value = yield awaited
