@@ -450,7 +450,9 @@ class SessionStore(Generic[S]):
 
         Its client still finds the session, for `JUDGED_SESSION_SECONDS` at least.
         """
-        self._judged[session] = self._clock()
+        # The client may have closed the session while it was judged.
+        if self.is_open(session):
+            self._judged[session] = self._clock()
         self._start_close(session)
 
     def _start_close(self, session: S) -> None:

@@ -142,6 +142,22 @@ async def test_a_judged_session_gives_its_place_to_another_a_minute_after_its_ve
     assert [sessions.is_open(session) for session in (unjudged, first, second)] == [True, False, False]
 
 
+async def test_a_session_that_is_closed_while_it_is_judged_does_not_hold_back_the_places_of_judged_ones(
+    open_session, clock
+):
+    sessions = SessionStore(max_sessions=1, clock=clock)
+    closed = await open_session(sessions, 1)
+    async with closed.lock:
+        closing = asyncio.ensure_future(sessions.close(closed))
+        await asyncio.sleep(0)
+        sessions.release(closed)
+    await closing
+    sessions.release(await open_session(sessions, 2))
+    clock.now = 61
+    await open_session(sessions, 3)
+    assert len(sessions) == 1
+
+
 async def test_clients_that_never_close_do_not_fill_the_server(resources_client, counter, monkeypatch):
     reply = {"output": [{"role": "assistant", "content": "x"}]}
     async with resources_client(counter(), max_sessions=1) as client:
