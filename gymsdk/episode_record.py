@@ -22,7 +22,8 @@ class EpisodeRecord:
         calls: The calls of judges and user models as JSON objects, in the order of their ends: `role` (the setting with
             the model), `stage` (`reset`, `step`, `verify` or `close`), in a step also `step` (its index), `seconds`,
             `request`, and `answer` or `error`.
-        left_out: The number of further calls, the oldest, for which `MAX_CALL_BYTES` left no room.
+        left_out: The number of further calls: the oldest, for which `MAX_CALL_BYTES` left no room, and those that
+            `leave_out_calls` dropped.
     """
 
     step_rewards: list[float] = field(default_factory=list)
@@ -47,6 +48,11 @@ class EpisodeRecord:
             del self.calls[0]
             self._bytes -= self._sizes.popleft()
             self.left_out += 1
+
+    def leave_out_calls(self) -> None:
+        """Drop the calls, and count them as left out."""
+        self.left_out += len(self.calls)
+        self.calls, self._sizes, self._bytes = [], deque(), 0
 
 
 class record_stage:  # noqa: N801 - a context manager, used like a function

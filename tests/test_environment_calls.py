@@ -238,6 +238,22 @@ async def test_a_verdict_that_is_asked_for_twice_has_its_calls_once(asked: Calla
     assert first["gymsdk"] == second["gymsdk"]
 
 
+async def test_a_server_forgets_the_calls_of_a_verdict_before_it_forgets_the_verdict(
+    asked: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gymsdk.servers.sessions.JUDGED_SESSION_SECONDS", 0.0)
+    monkeypatch.setattr("gymsdk.servers.sessions.SWEEP_SECONDS", 0.05)
+    body = {**build_row(3), "response": {"object": "response", "output": [{"role": "assistant", "content": "x"}]}}
+    async with app_client(resources.create_app(asked())) as client:
+        await client.post("/seed_session", json=build_row(3))
+        first = (await client.post("/verify", json=body)).json()
+        await asyncio.sleep(0.5)
+        later = (await client.post("/verify", json=body)).json()
+    calls = first["gymsdk"].pop("environment_calls")
+    assert later["gymsdk"].pop("environment_calls_left_out") == len(calls) == 3
+    assert later == first
+
+
 async def test_the_policy_of_another_program_does_not_read_the_calls_before_a_failed_tool_call(
     asked: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:

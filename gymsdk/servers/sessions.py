@@ -142,6 +142,9 @@ class StoredSession:
     async def close(self) -> None:
         """Release the resources of the session."""
 
+    def make_small(self) -> None:
+        """Drop what only a repeated request for the verdict would get, and that it can do without."""
+
     def build_close_reply(self) -> Any:
         """Return the reply to the request that closes the session, and to its repetitions."""
 
@@ -216,6 +219,11 @@ class Session(StoredSession):
         finally:
             self.counter.end()
             self.opened, self.earlier = None, ()
+
+    def make_small(self) -> None:
+        """Drop the calls of judges and user models, up to a megabyte, which the verdict was sent with."""
+        if self.verdict is not None:
+            self.verdict.record.leave_out_calls()
 
 
 S = TypeVar("S", bound=StoredSession)
@@ -331,13 +339,15 @@ class SessionStore(Generic[S]):
 
     def _iter_replaceable(self) -> Iterator[S]:
         """Yield the sessions that may give their place to another one, in the order of their verdicts."""
-        latest = self._clock() - JUDGED_SESSION_SECONDS
-        for session, judged_at in self._judged.items():
-            if judged_at > latest:
-                break
-            if not session.users:
-                yield session
+        yield from (session for session in self._iter_judged(self._clock()) if not session.users)
         yield from self._left
+
+    def _iter_judged(self, now: float) -> Iterator[S]:
+        """Yield the sessions whose clients had `JUDGED_SESSION_SECONDS` to repeat a request for the verdict."""
+        for session, judged_at in self._judged.items():
+            if judged_at > now - JUDGED_SESSION_SECONDS:
+                return
+            yield session
 
     def _check_name(self, name: str | None, client: SessionClient | None) -> None:
         if name is None:
@@ -488,8 +498,10 @@ class SessionStore(Generic[S]):
         return min(LEFT_SESSION_SECONDS, self._ttl)
 
     async def sweep(self) -> None:
-        """Close expired sessions, except sessions in use."""
+        """Close expired sessions, except sessions in use, and make those small that clients need no more."""
         now = self._clock()
+        for session in self._iter_judged(now):
+            session.make_small()
         # The open sessions are in the order of their last use, and no session expires earlier than one that was left.
         unused = takewhile(lambda session: session.last_used <= now - self._left_ttl, self._open.values())
         await self._await_closed([session for session in unused if self._is_expired(session, now)])
