@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,10 +73,17 @@ class record_stage:  # noqa: N801 - a context manager, used like a function
 
     def __exit__(self, *error_info: object) -> None:
         _current_stage.reset(self._token)
-        if isinstance(error := error_info[1], EpisodeError):
-            error.record = self._record
+        error, record = error_info[1], self._record
         # A task that outlives the stage, such as one that batches the calls of all episodes, keeps this context.
         self._record = None
+        if not isinstance(error, EpisodeError):
+            return
+        if error.record is not None and error.record is not record:
+            # Such a task may fail all its episodes with one error, and each episode needs its own record.
+            own = copy(error)
+            own.record = record
+            raise own from error.__cause__
+        error.record = record
 
     def describe(self) -> dict[str, Any]:
         """Return the stage, and the index of the running step."""

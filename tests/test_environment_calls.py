@@ -201,6 +201,42 @@ async def test_the_calls_of_concurrent_episodes_stay_apart(
         check_record(write(rollout), number)
 
 
+async def test_episodes_that_fail_with_one_error_have_their_own_records(
+    made: Callable[..., ModuleType], policy: Callable[..., ScriptedModel]
+) -> None:
+    module = made("""
+import asyncio
+from gymsdk import *
+
+class Rated(Task):
+    rating: int
+
+batch = []
+
+@hookimpl
+async def step(task: Rated):
+    return Step(reward=task.rating, done=True)
+
+@hookimpl
+async def verify(task: Rated):
+    batch.append(task)
+    if len(batch) == 1:
+        batch.append(asyncio.get_running_loop().create_future())
+    else:
+        batch[1].set_exception(Unscorable("the batch failed"))
+    await batch[1]
+
+@hookimpl
+async def close():
+    await asyncio.sleep(0.01)
+""")
+    rows = [{**build_row(0), "rating": rating} for rating in (1, 2)]
+    environment = Environment("rated", module)
+    rollouts = await asyncio.gather(*(play(environment, policy("x"), row) for row in rows))
+    assert [rollout.failure.message for rollout in rollouts if rollout.failure] == ["the batch failed"] * 2
+    assert [rollout.record.step_rewards for rollout in rollouts] == [[1.0], [2.0]]
+
+
 async def test_concurrent_episodes_behind_servers_have_the_same_lines(
     asked: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
