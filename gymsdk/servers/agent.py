@@ -62,7 +62,6 @@ from gymsdk.types import (
     Playable,
     Rollout,
     Row,
-    Task,
     find_invalid_param,
 )
 
@@ -246,11 +245,11 @@ class RunService:
             raise RequestRejected(422, "`input` must be a string or a list of items")
         if invalid := find_invalid_param(body):
             raise RequestRejected(422, "`{}` must be {}".format(*invalid))
-        task = Task.model_validate({"responses_create_params": body})
+        row: Row = {"responses_create_params": body}
         environment = CallerSession(self.environment.name, connection)
         async with self.slots:
             rollout = await play(
-                environment, self.model, task, id=id or responses.generate_id("rollout"), budget=self.budget
+                environment, self.model, row, id=id or responses.generate_id("rollout"), budget=self.budget
             )
         if rollout.failure is not None:
             raise RolloutFailed(rollout, rollout.failure)

@@ -150,7 +150,7 @@ class CallerSession:
             id=id,
             seed=seed,
             task=task,
-            row=task.row(),
+            row=row if isinstance(row, dict) else task.row(),
             environment=self,
             transcript=Transcript(opening=task.input),
             tools=(params.get("tools") or []) if self._connection else [],

@@ -254,6 +254,16 @@ async def test_calls_of_unlisted_tools_are_answered_and_never_sent_and_failures_
     assert (answer.status_code, answer.json()["kind"]) == (503, "server_unreachable")
 
 
+@pytest.mark.parametrize(("depth", "status"), [(300, 200), (900, 422)])
+async def test_deeply_nested_metadata_of_a_responses_request_is_no_failure_of_the_server(
+    counting, policy, depth, status
+):
+    content = b'{"input": "add", "metadata": ' + b'{"a":' * depth + b"1" + b"}" * depth + b"}"
+    async with app_client(agent.create_app(counting, policy("done"))) as client:
+        answer = await client.post("/v1/responses", content=content)
+    assert answer.status_code == status, answer.text[:200]
+
+
 async def test_usage_is_summed_over_turns_and_the_servers_budget_applies(counting, policy):
     async with open_session(counting, policy(ADD), budget=Budget(turns=3)) as (client, _):
         response = (await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})).json()
