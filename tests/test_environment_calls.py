@@ -18,7 +18,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from servers.app_helpers import app_client, serve_app
 
-from gymsdk import Environment, UsageError, episode_record, jsonl, load, model, play
+from gymsdk import Environment, Unscorable, UsageError, episode_record, jsonl, load, model, play
+from gymsdk.episode_record import EpisodeRecord
 from gymsdk.gym import policy as gym_policy
 from gymsdk.line import StoredRollout, build_line
 from gymsdk.models.scripted import ScriptedModel
@@ -201,40 +202,13 @@ async def test_the_calls_of_concurrent_episodes_stay_apart(
         check_record(write(rollout), number)
 
 
-async def test_episodes_that_fail_with_one_error_have_their_own_records(
-    made: Callable[..., ModuleType], policy: Callable[..., ScriptedModel]
-) -> None:
-    module = made("""
-import asyncio
-from gymsdk import *
-
-class Rated(Task):
-    rating: int
-
-batch = []
-
-@hookimpl
-async def step(task: Rated):
-    return Step(reward=task.rating, done=True)
-
-@hookimpl
-async def verify(task: Rated):
-    batch.append(task)
-    if len(batch) == 1:
-        batch.append(asyncio.get_running_loop().create_future())
-    else:
-        batch[1].set_exception(Unscorable("the batch failed"))
-    await batch[1]
-
-@hookimpl
-async def close():
-    await asyncio.sleep(0.01)
-""")
-    rows = [{**build_row(0), "rating": rating} for rating in (1, 2)]
-    environment = Environment("rated", module)
-    rollouts = await asyncio.gather(*(play(environment, policy("x"), row) for row in rows))
-    assert [rollout.failure.message for rollout in rollouts if rollout.failure] == ["the batch failed"] * 2
-    assert [rollout.record.step_rewards for rollout in rollouts] == [[1.0], [2.0]]
+def test_episodes_that_fail_with_one_error_have_their_own_records() -> None:
+    error, records, errors = Unscorable("the batch failed"), [EpisodeRecord([1.0]), EpisodeRecord([2.0])], []
+    for record in records:
+        with pytest.raises(Unscorable) as raised, episode_record.record_stage("verify", record):
+            raise error
+        errors.append(raised.value)
+    assert [error.record for error in errors] == records
 
 
 async def test_concurrent_episodes_behind_servers_have_the_same_lines(
@@ -254,7 +228,10 @@ async def test_concurrent_episodes_behind_servers_have_the_same_lines(
         check_record(answer.json(), number)
 
 
-async def test_a_verdict_that_is_asked_for_twice_has_its_calls_once(asked: Callable[..., Environment]) -> None:
+async def test_a_verdict_that_is_asked_for_twice_has_its_calls_once_and_none_after_a_while(
+    asked: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gymsdk.servers.sessions.SWEEP_SECONDS", 0.05)
     async with app_client(resources.create_app(asked())) as client:
         row = build_row(3)
         await client.post("/seed_session", json=row)
@@ -270,24 +247,13 @@ async def test_a_verdict_that_is_asked_for_twice_has_its_calls_once(asked: Calla
         ]
         body = {**row, "response": {"object": "response", "output": output}}
         first, second = [(await client.post("/verify", json=body)).json() for _ in range(2)]
+        monkeypatch.setattr("gymsdk.servers.sessions.JUDGED_SESSION_SECONDS", 0.0)
+        await asyncio.sleep(0.5)
+        late = (await client.post("/verify", json=body)).json()["gymsdk"]
     check_record(first, 3)
     assert first["gymsdk"] == second["gymsdk"]
-
-
-async def test_a_server_forgets_the_calls_of_a_verdict_before_it_forgets_the_verdict(
-    asked: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gymsdk.servers.sessions.JUDGED_SESSION_SECONDS", 0.0)
-    monkeypatch.setattr("gymsdk.servers.sessions.SWEEP_SECONDS", 0.05)
-    body = {**build_row(3), "response": {"object": "response", "output": [{"role": "assistant", "content": "x"}]}}
-    async with app_client(resources.create_app(asked())) as client:
-        await client.post("/seed_session", json=build_row(3))
-        first = (await client.post("/verify", json=body)).json()
-        await asyncio.sleep(0.5)
-        later = (await client.post("/verify", json=body)).json()
-    calls = first["gymsdk"].pop("environment_calls")
-    assert later["gymsdk"].pop("environment_calls_left_out") == len(calls) == 3
-    assert later == first
+    assert late.pop("environment_calls_left_out") == len(second["gymsdk"].pop("environment_calls"))
+    assert late == second["gymsdk"]
 
 
 async def test_the_policy_of_another_program_does_not_read_the_calls_before_a_failed_tool_call(
