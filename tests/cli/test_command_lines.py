@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,9 @@ OPTIONS = FOLDER / "options.txt"
 COMMAND_LINES = FOLDER / "command_lines.txt"
 MESSAGE = re.compile(r"^(Error|Warning): .*|^[^\s:]+\.yaml:\d+: .*", re.MULTILINE)
 CHANGING = re.compile(r"(?<=port )\d{4,}|(?<=127\.0\.0\.1:)\d{4,}")
+MADE = re.compile(r"OUT|\bm\.yaml")
+"""Files that command lines of the file write."""
+
 SECONDS = 40
 CODE = ("environ_key", "environments", "gymsdk", "servers")
 """The parts of stored settings that identify code."""
@@ -106,7 +110,7 @@ def run_command_lines() -> None:
     os.environ["COLUMNS"] = "200"
     for name, text in FILES.items():
         Path(name).write_text(text)
-    results = {words: _run_command_line(words.split(), folder) for words in read_command_lines()}
+    results = {words: _run_command_line(shlex.split(words), folder) for words in read_command_lines()}
     results["(stored settings)"] = [
         f"{path} {json.dumps({key: value for key, value in settings.items() if key not in CODE}, sort_keys=True)}"
         for path in sorted(Path().glob("OUT*/run.json"))
@@ -138,6 +142,11 @@ def _run_command_line(words: list[str], folder: str) -> list[str]:
     with os.fdopen(reading, "rb") as pipe:
         text = pipe.read().decode()
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    return _describe_result(code, text, folder)
+
+
+def _describe_result(code: int, text: str, folder: str) -> list[str]:
+    """Return the exit code and the messages in the output *text* without what changes from run to run."""
     text = CHANGING.sub("PORT", text.replace(os.path.realpath(folder), "FOLDER").replace(folder, "FOLDER"))
     return [str(code), *(match[0] for match in MESSAGE.finditer(text))]
 
@@ -160,6 +169,36 @@ def _name(lines: list[str]) -> list[str]:
         command = command if line.startswith("  ") else line
         named.append(f"{command} {line.strip()}" if line != command else line)
     return named
+
+
+def group_wrong_usage() -> dict[str, list[str]]:
+    """Return by command the command lines with exit code 2 that need no file of an earlier command line."""
+    groups: dict[str, list[str]] = {}
+    for words, lines in read_command_lines().items():
+        if lines[:1] == ["2"] and not MADE.search(words):
+            groups.setdefault(words.split()[0], []).append(words)
+    return groups
+
+
+@pytest.mark.skipif(is_oldest, reason="older versions of Typer describe wrong values in different words")
+@pytest.mark.parametrize("command", group_wrong_usage())
+def test_wrong_usage_prints_what_the_file_says_and_writes_no_files(
+    command: str, workdir: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gymsdk.cli import main
+
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    expected = read_command_lines()
+    found: dict[str, list[str]] = {}
+    for words in group_wrong_usage()[command]:
+        monkeypatch.setattr(sys, "argv", ["gymsdk", *shlex.split(words)])
+        with pytest.raises(SystemExit) as stopped:
+            main(sys.argv[1:])
+        found[words] = _describe_result(stopped.value.code, capfd.readouterr().err, str(workdir))
+    assert {words: (expected[words], lines) for words, lines in found.items() if lines != expected[words]} == {}
+    assert {path.name for path in workdir.iterdir()} == {*FILES}
 
 
 def run_in_process() -> dict[str, list[str]]:
