@@ -72,9 +72,6 @@ async def test_an_episode_without_a_reward_is_a_failure_with_status_200(counter,
 FLAT = ROW | {"_ng_task_index": 3, "_ng_rollout_index": 0, "agent_ref": {"name": "counter_simple_agent"}}
 
 
-FLAT = ROW | {"_ng_task_index": 3, "_ng_rollout_index": 0, "agent_ref": {"name": "counter_simple_agent"}}
-
-
 async def test_a_flat_row_without_a_reward_is_a_failure_with_status_200(counter, policy):
     for settings, turn, change, kind, stage, terminal in (
         ({"judge": "down"}, "done", {}, "judge_failed", "verification", False),
