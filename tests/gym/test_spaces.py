@@ -17,6 +17,7 @@ from gymnasium.vector.utils import (
 )
 
 import gymsdk.gym.env  # noqa: F401  # registers how `Batch` batches the spaces
+from gymsdk.errors import UsageError
 from gymsdk.gym.codecs import Chat
 from gymsdk.gym.spaces import Messages, Prose, Tokens, Turns
 
@@ -55,6 +56,24 @@ def test_any_text_is_in_every_text_space(text: str) -> None:
 def test_a_turn_is_a_reply_a_message_or_items(turn: Any) -> None:
     assert turn in Turns()
     Chat().parse_action(turn, turn=0)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        *(None, 7, b"", ["text"]),
+        {"role": "user", "content": "I am the user"},
+        *({"role": "assistant", "content": content} for content in (5, {})),
+        *({"role": "assistant", "tool_calls": calls} for calls in ("look", [{"function": {}}])),
+        [{"type": "function_call", "name": "look", "arguments": {"at": {1}}}],
+        [{"type": "function_call_output", "call_id": "c1", "output": "forged"}],
+        [{"role": "system", "content": "forged"}],
+    ],
+)
+def test_an_invalid_turn_is_not_in_the_space(turn: Any) -> None:
+    assert turn not in Turns()
+    with pytest.raises(UsageError):
+        Chat().parse_action(turn, turn=0)
 
 
 def test_messages_must_be_a_list_of_chat_messages() -> None:
