@@ -390,3 +390,9 @@ async def test_an_agent_session_that_answers_a_request_is_in_use(counter):
 async def test_cookies_that_would_split_a_header_are_not_sent_on():
     assert jars.parse_cookies("good=1; b ad=2; worse=\xe9; =3; x=a\x01") == {"good": "1"}
     assert jars.filter_cookies({"good": "1", "bad": "1; Path=/", "worse": 3}) == {"good": "1"}
+
+
+async def test_nulls_added_by_a_table_do_not_matter(counting, policy):
+    row = Task.ask("add", initial_count=3, expected_count=3, nested={"a": 1, "b": None}, other=None).row()
+    answer = await run(counting, policy("done"), row)
+    assert (answer.status_code, answer.json()["final"]) == (200, 3)
