@@ -159,8 +159,9 @@ async def test_a_retryable_failure_is_retried_within_the_attempts(
     model = _failing_model(failures, Failed("busy", **error))
     played = write_result(folder, await LocalPlayer(sums, model, attempts=allowed)(_job(folder)))
     assert (played.attempts, played.rollout.outcome) == expected
-    for stored in folder.read_failures():
-        line = stored.line
+    failed = [stored.line for stored in folder.read_failures()]
+    assert len(failed) == (played.rollout.outcome != "scored")
+    for line in failed:
         assert played.rollout.reward is None
         assert (line["_ng_failure_class"], line["_ng_failure_stage"]) == (error["kind"], "model")
         assert (line["_ng_attempt_index"], line["_ng_failure_terminal"]) == (expected[0] - 1, False)
