@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Callable
@@ -47,6 +48,14 @@ def test_a_tasks_file_gives_the_same_output(gymsdk: Command, workdir: Path) -> N
     plain, with_gym = _run_both(gymsdk, "sums", "--tasks", "tasks.jsonl", "--model", "scripted/oracle")
     assert plain == with_gym
     assert "user: What is 2 + 2?\nassistant: 4\n" in with_gym[1]
+
+
+def test_json_output_is_the_same_rollout(gymsdk: Command) -> None:
+    arguments = ("play", "multineedle", "--model", "scripted/oracle", "--seed", 4, "--json")
+    plain, with_gym = (json.loads(gymsdk(*arguments, *more).out) for more in ((), ("--gym",)))
+    for rollout in (plain, with_gym):
+        del rollout["timing"], rollout["response"]["created_at"], rollout["response"]["id"]
+    assert plain == with_gym
 
 
 def test_a_failure_gives_the_same_output(gymsdk: Command, installed: Callable[..., Path]) -> None:
