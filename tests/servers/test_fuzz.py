@@ -49,8 +49,6 @@ FEW, MANY = 4, 60
 HANG_SECONDS = 60.0
 """Seconds after which a request without a response counts as hanging."""
 
-Urls = dict[str, str]
-
 
 @pytest.fixture(scope="module")
 def urls():
