@@ -187,6 +187,8 @@ def test_wrong_usage_prints_what_the_file_says_and_writes_no_files(
 ) -> None:
     from gymsdk.cli import main
 
+    for name in [name for name in os.environ if name.startswith(("GYMSDK_", "RAY_"))]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "200")
     for name, text in FILES.items():
         Path(name).write_text(text)
