@@ -45,7 +45,7 @@ LIMITS = {
     "modules that know the key of a stored line": 4,
     "modules that name token_interface": 4,
     "options declared by hand": 46,
-    "code lines of tests": 54_250,
+    "code lines of tests": 54_270,
     "words of docs": 45_250,
     # The numbers of files and moves differ a little from run to run, those of a server most.
     "play: files": 13,
