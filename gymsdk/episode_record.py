@@ -37,6 +37,10 @@ class EpisodeRecord:
         """Return a record that continues this one."""
         return EpisodeRecord([*self.step_rewards], [*self.calls], self.left_out, self._sizes.copy(), self._bytes)
 
+    def without_calls(self) -> EpisodeRecord:
+        """Return a record with all calls left out."""
+        return EpisodeRecord([*self.step_rewards], left_out=self.left_out + len(self.calls))
+
     def add_call(self, call: dict[str, Any], size: int) -> None:
         """Add a call of *size* bytes.
 

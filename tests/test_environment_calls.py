@@ -233,6 +233,7 @@ async def test_a_verdict_that_is_asked_for_twice_has_its_calls_once_and_none_aft
 ) -> None:
     monkeypatch.setattr("gymsdk.servers.sessions.SWEEP_SECONDS", 0.05)
     async with app_client(resources.create_app(asked())) as client:
+        client.headers["x-gymsdk-client"] = "1"
         row = build_row(3)
         await client.post("/seed_session", json=row)
         await client.post("/ask", json={"text": "word-3"})
@@ -250,20 +251,27 @@ async def test_a_verdict_that_is_asked_for_twice_has_its_calls_once_and_none_aft
         monkeypatch.setattr("gymsdk.servers.sessions.JUDGED_SESSION_SECONDS", 0.0)
         await asyncio.sleep(0.5)
         late = (await client.post("/verify", json=body)).json()["gymsdk"]
+        del client.headers["x-gymsdk-client"]
+        hidden = (await client.post("/verify", json=body)).json()["gymsdk"]
     check_record(first, 3)
+    assert hidden == late
     assert first["gymsdk"] == second["gymsdk"]
     assert late.pop("environment_calls_left_out") == len(second["gymsdk"].pop("environment_calls"))
     assert late == second["gymsdk"]
 
 
-async def test_the_policy_of_another_program_does_not_read_the_calls_before_a_failed_tool_call(
+async def test_the_policy_of_another_program_does_not_read_the_calls_of_a_judge_through_tools(
     asked: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     environment = asked()
     async with app_client(resources.create_app(environment)) as client:
         await client.post("/seed_session", json=build_row(3))
         answer = await client.post("/ask", json={"text": "reset"})
+        invented = {**build_row(3), "response": {"object": "response", "output": []}}
+        verdict = (await client.post("/verify", json=invented)).json()
     assert answer.json().keys() == {"detail", "stage", "kind", "retryable", "outcome"}
+    assert verdict["gymsdk"]["environment_calls_left_out"] >= 1
+    assert "environment_calls" not in verdict["gymsdk"]
     async with serve_app(resources.create_app(environment)) as url:
         failing = policy([("ask", {"text": "reset"})])
         remote = await play(RemoteEnvironment(url, "asked"), failing, build_row(3))

@@ -332,7 +332,7 @@ def create_app(
 
         app.add_api_route("/stats", statistic, include_in_schema=False)
     app.add_exception_handler(RequestRejected, _handle_rejection)
-    app.add_exception_handler(GymsdkError, _handle_failure)
+    app.add_exception_handler(GymsdkError, handle_failure)
     app.add_exception_handler(HTTPException, _handle_http_error)
     # `NestingError` is a `GymsdkError`, too, but names no failure of the server.
     for nesting in (RecursionError, NestingError):
@@ -361,7 +361,8 @@ def build_rejection(error: RequestRejected) -> Response:
     return response
 
 
-async def _handle_failure(_: Request, error: Exception) -> Response:
+async def handle_failure(_: Request, error: Exception) -> Response:
+    """Return the answer for an error of gymsdk or of an episode."""
     if isinstance(error, UsageError):
         return json_response({"detail": str(error), "kind": _error_kind(error)}, status=422)
     if isinstance(error, EpisodeError):

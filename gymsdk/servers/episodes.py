@@ -173,6 +173,9 @@ class EpisodeService:
                 error.retryable = error.retryable or error.kind in RESUMABLE_KINDS | WORKER_FAILURE_KINDS
                 raise
             return json_response(_build_unscored_row(row_request, content, error))
+        if judged.record.calls and CLIENT_HEADER not in request.headers:
+            # An agent of another program may offer this path to its policy as a tool.
+            judged = replace(judged, record=judged.record.without_calls())
         return json_response(self._build_verified_row(row_request, content, judged, judged_session, reason))
 
     async def aggregate(self, request: Request) -> Response:

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from gymsdk.cluster.forwarding import ForwardingMiddleware, OtherInstances
 from gymsdk.cluster.workers import Ownership
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
-from gymsdk.edge.app import ServerApp
+from gymsdk.edge.app import ServerApp, handle_failure
 from gymsdk.edge.app import create_app as create_base_app
 from gymsdk.edge.cookies import CookieMiddleware, cookie_name
 from gymsdk.edge.errors import RequestRejected
@@ -87,6 +87,7 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
 
     description = f"The resources server of the environment {environment.name}, version {environment.version}."
     app = create_base_app(server_name, description, metrics=metrics, ready=ready.is_set, lifespan=lifespan)
+    app.add_exception_handler(EpisodeError, _handle_episode_error)
     app.add_middleware(
         CookieMiddleware,
         name=cookie_name("ResourcesServer", server_name),
@@ -103,6 +104,13 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     # Last, because the route of the tools matches every path.
     tool_calls.add_routes(app, episodes)
     return app
+
+
+async def _handle_episode_error(request: Request, error: Exception) -> Response:
+    """Leave the record of the episode out for other programs, whose agents show the answers of tools to the policy."""
+    if isinstance(error, EpisodeError) and CLIENT_HEADER not in request.headers:
+        error.record = None
+    return await handle_failure(request, error)
 
 
 def _add_routes(app: ServerApp, episodes: EpisodeService) -> None:

@@ -27,7 +27,6 @@ from gymsdk.http.client import Cookies, HttpResponse
 from gymsdk.jsonl import dump_json, parse_json
 from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.matching import RESERVED_PATHS
-from gymsdk.servers.session_clients import CLIENT_HEADER
 from gymsdk.servers.sessions import KEY_HEADER, Session
 from gymsdk.tools import is_content_list
 from gymsdk.types import Content, Item, Step, ToolCall
@@ -86,13 +85,7 @@ async def _call_tool(request: Request, episodes: EpisodeService, name: str) -> R
         # An agent's response contains the call even if it is rejected below.
         session.calls.append(ToolCall(name=name, arguments=arguments))
     async with episodes.lock_playing_session(session, "tools", "typed") as locked:
-        try:
-            output, effects = await episodes.call_tool(locked, name, arguments)
-        except EpisodeError as error:
-            if CLIENT_HEADER not in request.headers:
-                # Agents of other programs show the answer to the policy, which must not read the calls of judges.
-                error.record = None
-            raise
+        output, effects = await episodes.call_tool(locked, name, arguments)
     return _build_output(output["output"], effects)
 
 
