@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from gymsdk.config.fields import HEADER_KEYS, get_endpoint_keys
-from gymsdk.config.model import MODELS, Deployment, ModelServerConfig, ServerConfig, Setting
+from gymsdk.config.model import MODELS, SERVER_KINDS, Deployment, ModelServerConfig, ServerConfig, Setting
 from gymsdk.config.yaml import (
     DEFAULT_PLACE,
     KeyPath,
@@ -23,10 +23,12 @@ from gymsdk.config.yaml import (
 )
 from gymsdk.http.tls import mask_url, redact_url
 
-SECRET_PATTERN = re.compile(r"secret|passw|passphrase|credential|apikey|bearer|cookie|authorization")
+SECRET_PATTERN = re.compile(
+    r"secret|passw|passphrase|credential|apikey|bearer|cookie|authorization|connectionstring|connstr"
+)
 """Text in keys, without underscores, that marks their values as secret."""
 
-SECRET_WORDS = frozenset({"key", "keys", "token", "pass", "auth", "oauth", "dsn", "pat"})
+SECRET_WORDS = frozenset({"key", "keys", "token", "pass", "auth", "oauth", "dsn", "pat", "pwd", "cred", "creds"})
 """Words in keys that mark their values as secret."""
 
 COUNT_WORDS = frozenset({"id", "ids", "limit", "budget", "length", "count", "per", "max", "min", "num", "file", "cost"})
@@ -37,6 +39,9 @@ PUBLIC_KEYS = frozenset({"tls_key", "prompt_cache_key", "token_file", "pass_at_k
 
 SETTINGS_DEPTH = 3
 """The number of keys above the settings of a server: its name, kind and implementation."""
+
+PUBLIC_VARIABLES = frozenset({"PWD", "OLDPWD"})
+"""The variables with the working folder of the shell."""
 
 VARIABLE_PATTERN = re.compile(r"\$\{\s*oc\.env\s*:(?:\s*(\w+)\s*(?=[,}]))?")
 INTERPOLATION_PATTERN = re.compile(r"\$\{([^}]*)")
@@ -98,8 +103,8 @@ class VariableUses:
         while sum(self._add(path, self.find(target)) for path, target in references):
             continue
         names = set[str]().union(*self._own.values())
-        self._secret = {name for name in names if not name or _is_secret_key(name)}
-        self._secret.update(*(self.find(path) for path in texts if is_secret(path)))
+        self._secret = {name for name in names - PUBLIC_VARIABLES if not name or _is_secret_key(name)}
+        self._secret.update(*(self.find(path) for path in texts if is_secret(path) or _is_in_secret_section(path)))
 
     def _add(self, path: KeyPath, names: Collection[str]) -> bool:
         """Add the *names* of variables to those of the text at *path*, and return whether one is new."""
@@ -119,6 +124,11 @@ class VariableUses:
     def is_secret(self, path: KeyPath) -> bool:
         """Whether the value at *path* comes from a secret variable."""
         return not self._secret.isdisjoint(self.find(path))
+
+
+def _is_in_secret_section(path: KeyPath) -> bool:
+    """Whether a key in *path* marks secrets outside of servers, as in a section `secrets` to which servers refer."""
+    return not {*path[1:2]} & {*SERVER_KINDS} and any(map(_is_secret_key, path))
 
 
 def _find_targets(text: str) -> Iterator[KeyPath]:

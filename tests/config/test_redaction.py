@@ -14,6 +14,7 @@ from gymsdk.config.show import is_secret
 
 SERVERS = """
 shared: {place: '${oc.env:PLACE}', token: '${oc.env:PLACE_OF_TOKEN}', url: '${oc.env:STORE_URL}', name: '${.place}'}
+secrets: {store: '${oc.env:IN_SECTION}'}
 wandb_api_key: ${oc.env:WITH_WANDB}
 policy_base_url: http://127.0.0.1:1/v1
 policy_api_key: ${oc.env:POLICY,none}
@@ -39,6 +40,9 @@ policy_model:
         default: ${oc.env:UNSET,${policy_api_key}}
         both: ${oc.env:BOTH}
         with_wandb: ${oc.env:WITH_WANDB}
+        in_section: ${secrets.store}
+        login: ${oc.env:MYSQL_PWD}
+        folder: ${oc.env:PWD}
         secret_mapping: {deep: '${oc.env:BOTH}'}
         of_function: ${oc.env:CHAINED}
         my_password: ${oc.select:policy_model.responses_api_models.openai_model.extra_body.of_function}
@@ -50,7 +54,7 @@ policy_model:
     [
         *("api_key", "apiKey", "X-Api-Key", "token", "hf_token", "accessToken", "authtoken", "api_tokens", "secret"),
         *("db_password", "passwd", "credentials", "auth", "bearer", "session_cookie", "dsn", "pass"),
-        "client_secret_id",
+        *("client_secret_id", "db_pwd", "DB_CREDS", "storage_connection_string"),
     ],
 )
 def test_a_secret_is_recognized_by_its_key(key: str) -> None:
@@ -78,6 +82,8 @@ def test_values_from_variables_are_redacted_if_they_are_secret(write: Write, mon
         **dict.fromkeys(
             ("PLACE_OF_TOKEN", "POLICY", "DB_PASSWORD", "COMPOSED", "BOTH", "CHAINED", "WITH_WANDB"), "hush"
         ),
+        **dict.fromkeys(("IN_SECTION", "MYSQL_PWD"), "hush"),
+        "PWD": "/srv",
         "PLACE": "oslo",
         "MODEL_OF_IT": "m-7",
         "NAME_OF_IT": "COMPOSED",
@@ -96,10 +102,12 @@ def test_values_from_variables_are_redacted_if_they_are_secret(write: Write, mon
         f"{body}.region": "eu",
         f"{body}.regions": ["eu", "other"],
         f"{body}.again": "oslo",
+        f"{body}.folder": "/srv",
         f"{body}.relative": "oslo",
     }
     assert {name: settings[name] for name in shown} == shown
     hidden = ("both", "with_wandb", "of_function", "by_name", "composed", "default", "inner.spot", "inner.url")
+    hidden += ("in_section", "login")
     assert {settings[f"{body}.{name}"] for name in hidden} | {settings["default_host"]} == {"***"}
 
 
