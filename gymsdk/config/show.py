@@ -223,8 +223,15 @@ def list_settings(root: YamlNode, deployment: Deployment, secrets: set[str], use
 def _redact_setting(path: KeyPath, value: Any, secrets: set[str], source: KeyPath, uses: VariableUses) -> Any:
     """Return *value* redacted; it comes from the value at *source*."""
     redacted = REDACTED if uses.is_secret(source) else _redact(path, value, secrets)
+    if not uses.find(source):
+        return redacted
     # What else is in the value of a variable, such as the rest of a password in a URL, is not known.
-    return REDACTED if redacted != value and uses.find(source) else redacted
+    return REDACTED if redacted != value or _has_secret_assignment(str(value)) else redacted
+
+
+def _has_secret_assignment(text: str) -> bool:
+    """Whether *text* has a secret behind its key, as in `Server=db;Password=…`."""
+    return any(map(_is_secret_key, re.findall(r"([\w-]+)\s*=", text)))
 
 
 def redact_fields(deployment: Deployment, fields: Mapping[str, Collection[str]]) -> Deployment:

@@ -43,6 +43,7 @@ policy_model:
         in_section: ${secrets.store}
         login: ${oc.env:MYSQL_PWD}
         folder: ${oc.env:PWD}
+        database: ${oc.env:DATABASE}
         secret_mapping: {deep: '${oc.env:BOTH}'}
         of_function: ${oc.env:CHAINED}
         my_password: ${oc.select:policy_model.responses_api_models.openai_model.extra_body.of_function}
@@ -84,6 +85,7 @@ def test_values_from_variables_are_redacted_if_they_are_secret(write: Write, mon
         ),
         **dict.fromkeys(("IN_SECTION", "MYSQL_PWD"), "hush"),
         "PWD": "/srv",
+        "DATABASE": "Server=db;UserPassword=hush",
         "PLACE": "oslo",
         "MODEL_OF_IT": "m-7",
         "NAME_OF_IT": "COMPOSED",
@@ -107,7 +109,7 @@ def test_values_from_variables_are_redacted_if_they_are_secret(write: Write, mon
     }
     assert {name: settings[name] for name in shown} == shown
     hidden = ("both", "with_wandb", "of_function", "by_name", "composed", "default", "inner.spot", "inner.url")
-    hidden += ("in_section", "login")
+    hidden += ("in_section", "login", "database")
     assert {settings[f"{body}.{name}"] for name in hidden} | {settings["default_host"]} == {"***"}
 
 
