@@ -15,7 +15,7 @@ from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from gymsdk.errors import Failed, UsageError
 from gymsdk.working_folder import resolve_path
@@ -191,6 +191,19 @@ def redact(text: str, secrets: Iterable[SecretStr]) -> str:
             is_distinctive = len(secret) >= MIN_DISTINCTIVE_CHARS
             text = text.replace(form, "***") if is_distinctive else _redact_whole_word(text, form)
     return text
+
+
+def iter_secrets(value: object) -> Iterator[SecretStr]:
+    """Yield the secrets in *value*, at any depth of models, mappings and sequences."""
+    if isinstance(value, SecretStr):
+        yield value
+    elif isinstance(value, BaseModel):
+        yield from iter_secrets(vars(value))
+    elif isinstance(value, dict):
+        yield from iter_secrets([*value.values()])
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for member in value:
+            yield from iter_secrets(member)
 
 
 def redact_texts(value: Any, secrets: Sequence[SecretStr]) -> Any:

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from gymsdk import tools, tracing
 from gymsdk.concurrency import INTERRUPTS, ThreadIterator
 from gymsdk.config.show import is_secret
-from gymsdk.credentials import MIN_DISTINCTIVE_CHARS
+from gymsdk.credentials import MIN_DISTINCTIVE_CHARS, iter_secrets
 from gymsdk.episode_record import EpisodeRecord, record_stage
 from gymsdk.errors import (
     BadConfig,
@@ -522,7 +522,7 @@ def _list_secrets(config: Config) -> list[SecretStr]:
     """Return the values of the secret settings; a short text only looks secret by its name, as in `answer_key`."""
     named = (value for name, value in config if isinstance(value, str) and is_secret((name,)))
     return [
-        *(value for _, value in config if isinstance(value, SecretStr)),
+        *iter_secrets(config),
         *(SecretStr(value) for value in named if len(value) >= MIN_DISTINCTIVE_CHARS),
     ]
 

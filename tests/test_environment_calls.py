@@ -32,10 +32,14 @@ KEY = "sk-of-the-judge-4711"
 
 ASKED = """
 from typing import Annotated, Any, Literal
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 from gymsdk import *
 
+class Store(BaseModel):
+    pin: SecretStr = SecretStr("sk-of-the-store")
+
 class Settings(Config):
+    stores: list[Store] = [Store()]
     judge: Model
     user: Model
     key: SecretStr = SecretStr("sk-of-the-author")
@@ -74,7 +78,7 @@ async def step(action, config: Settings, task: Said):
 
 @hookimpl
 async def verify(task: Said, transcript, config: Settings):
-    secret = config.key.get_secret_value()
+    secret = f"{config.key.get_secret_value()} {config.stores[0].pin.get_secret_value()}"
     metadata = {"api_key": "hidden-1", "note": f"from http://user:hidden-2@host/ with {secret}"}
     answer = await query(config.judge, f"grade {task.word} {config.broken}", temperature=0.25, metadata=metadata)
     return Verdict(reward=float(task.word in answer))
@@ -159,8 +163,9 @@ def check_record(line: dict[str, Any], number: int) -> None:
     assert calls[-1]["request"]["temperature"] == 0.25
     # The environment itself shows the policy what its user says.
     text = json.dumps(calls)
-    assert "from http://***@host/ with ***" in text
-    assert not [secret for secret in (KEY, "sk-of-the-author", "hidden-1", "hidden-2") if secret in text]
+    assert "from http://***@host/ with *** ***" in text
+    secrets = (KEY, "sk-of-the-author", "sk-of-the-store", "hidden-1", "hidden-2")
+    assert not [secret for secret in secrets if secret in text]
 
 
 def write(rollout: Any) -> dict[str, Any]:

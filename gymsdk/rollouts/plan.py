@@ -12,11 +12,12 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import Field, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from gymsdk import __version__
 from gymsdk.config.show import REDACTED, redact_settings, redact_words
+from gymsdk.credentials import iter_secrets
 from gymsdk.environment import Environment, is_model_field
 from gymsdk.errors import BadRow
 from gymsdk.http.tls import mask_url, split_addresses
@@ -256,7 +257,7 @@ def describe_start(plan: Plan, environments: Iterable[Environment]) -> Row:
     address = (
         ",".join(split_addresses(plan.model_options.get("base_url") or ())) or load_policy_settings().policy_base_url
     )
-    secrets = [*_collect_secrets([environment.config for environment in environments])]
+    secrets = [*iter_secrets([environment.config for environment in environments])]
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join([*describe_program(), *redact_words(_redact(secrets, word) for word in sys.argv[1:])]),
@@ -287,19 +288,7 @@ def describe_host() -> Row:
     }
 
 
-def _collect_secrets(value: object) -> Iterator[str]:
-    if isinstance(value, SecretStr):
-        yield value.get_secret_value()
-    elif isinstance(value, BaseModel):
-        yield from _collect_secrets([*vars(value).values()])
-    elif isinstance(value, (list, tuple)):
-        for member in value:
-            yield from _collect_secrets(member)
-    elif isinstance(value, dict):
-        yield from _collect_secrets([*value.values()])
-
-
-def _redact(secrets: Iterable[str], text: str) -> str:
-    for secret in filter(None, secrets):
+def _redact(secrets: Iterable[SecretStr], text: str) -> str:
+    for secret in filter(None, (wrapped.get_secret_value() for wrapped in secrets)):
         text = text.replace(secret, REDACTED)
     return mask_url(text)
