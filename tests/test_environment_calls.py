@@ -80,7 +80,8 @@ async def step(action, config: Settings, task: Said):
 async def verify(task: Said, transcript, config: Settings):
     secret = f"{config.key.get_secret_value()} {config.stores[0].pin.get_secret_value()}"
     metadata = {"api_key": "hidden-1", "note": f"from http://user:hidden-2@host/ with {secret}"}
-    answer = await query(config.judge, f"grade {task.word} {config.broken}", temperature=0.25, metadata=metadata)
+    options = {"temperature": 0.25, "metadata": metadata, "logprobs": True}
+    answer = await query(config.judge, f"grade {task.word} {config.broken}", **options)
     return Verdict(reward=float(task.word in answer))
 """
 
@@ -104,7 +105,9 @@ def build_judge() -> FastAPI:
             calls = [{"id": "1", "type": "function", "function": call}]
             is_first = len(body["messages"]) == 2
             message |= {"content": None, "tool_calls": calls} if is_first else {"content": word}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        entry = {"token": "echo", "logprob": -0.5, "bytes": None}
+        scores = {"content": [entry | {"top_logprobs": [entry | {"token": "reply"}]}]} if body.get("logprobs") else None
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": scores}
         return JSONResponse({"id": "c1", "object": "chat.completion", "model": "echo", "choices": [choice]})
 
     return app
@@ -161,6 +164,8 @@ def check_record(line: dict[str, Any], number: int) -> None:
     )
     assert all(0 < call["seconds"] < 60 for call in calls)
     assert calls[-1]["request"]["temperature"] == 0.25
+    [scored] = calls[-1]["answer"]["output"][-1]["content"][0]["logprobs"]
+    assert [scored["token"], scored["top_logprobs"][0]["token"]] == ["echo", "reply"]
     # The environment itself shows the policy what its user says.
     text = json.dumps(calls)
     assert "from http://***@host/ with *** ***" in text

@@ -350,7 +350,7 @@ def _redact(path: KeyPath, value: Any, secrets: set[str]) -> Any:
 
 
 def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the *settings* of an environment with texts redacted that are secret by a key, and credentials in URLs.
+    """Return *settings*, or the body of a model, with texts redacted that are secret by a key, and credentials in URLs.
 
     Numbers are kept: a resume compares them, and a key such as `key_count` only looks secret.
     """
@@ -358,7 +358,9 @@ def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     def redact(path: KeyPath, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        return REDACTED if value and is_secret(path) else mask_url(value)
+        # Below `logprobs`, `token` is a text of a model.
+        keys = tuple(takewhile("logprobs".__ne__, path))
+        return REDACTED if value and is_secret(keys) else mask_url(value)
 
     # `is_secret` expects the keys of a server above those of its settings.
     return {key: map_values(redact, value, (*[""] * SETTINGS_DEPTH, key)) for key, value in settings.items()}
