@@ -231,8 +231,9 @@ IGNORED_IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
 TEXT_KEYS = _list_text_keys(Deployment, Switches)
 SERVER_TEXT_KEYS = {"entrypoint"} | _list_text_keys(ServerConfig)
 DATASET_TEXT_KEYS = _list_text_keys(DatasetConfig)
+# Not `thoughts`, which has no effect if it is false.
 _TEXT_OPTIONS = {"model", "tokenizer"} | {
-    name for name, field in ModelOptions.model_fields.items() if _is_text_kind(field.annotation)
+    name for name, field in ModelOptions.model_fields.items() if _is_text_kind(field.annotation) and name != "thoughts"
 }
 MODEL_TEXT_KEYS = _TEXT_OPTIONS | {
     key for key, option in RENAMED_OPTIONS.items() if option in _TEXT_OPTIONS and key not in TRANSLATED_KEYS

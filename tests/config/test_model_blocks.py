@@ -82,6 +82,13 @@ def test_gymsdk_model_uses_the_policys_endpoint_or_its_own(write: Write) -> None
     assert options(load_config(["a.yaml"])) == {"base_url": ("http://own:1/v1",), "apart": True, "timeout": 5}
 
 
+@pytest.mark.parametrize("value", ["no", "false"])
+def test_thoughts_that_are_off_have_no_effect(write: Write, value: str) -> None:
+    block = f"gymsdk_model: {{model: vllm/m, base_url: http://h/v1, thoughts: {value}}}"
+    write("a.yaml", f"policy_model:\n  responses_api_models:\n    {block}\n")
+    assert "thoughts" not in options(load_config(["a.yaml"]))
+
+
 def test_an_openai_block_with_another_base_url_needs_no_sdk(write: Write) -> None:
     write("env.yaml", "policy_base_url: http://p:1/v1\npolicy_model_name: x\n")
     deployment = load_config([], ["+config_paths=[responses_api_models/openai_model/configs/openai_model.yaml]"])
