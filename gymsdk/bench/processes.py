@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -79,7 +80,10 @@ def _sum_cpu(process: psutil.Process) -> float:
 def _measure_memory(process: psutil.Process, measure: MemoryMeasure) -> float:
     """Return megabytes of memory, 0 if *process* has ended."""
     try:
-        used = process.memory_full_info().pss if measure == "PSS" else process.memory_info().rss
+        used = process.memory_info().rss
+        # A descendant may hide its PSS, even from its own user.
+        with suppress(psutil.AccessDenied):
+            used = process.memory_full_info().pss if measure == "PSS" else used
     except psutil.NoSuchProcess:
         return 0.0
     return used / 1e6

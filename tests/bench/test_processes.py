@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from gymsdk.bench import processes
@@ -99,3 +100,12 @@ def test_a_zombie_does_not_count_as_running_and_a_missing_process_raises() -> No
     assert not processes.is_running(process.pid)
     with pytest.raises(ProcessLookupError, match=f"process {process.pid} does not exist"):
         processes.measure_process(process.pid)
+
+
+def test_a_process_that_hides_its_pss_reports_its_resident_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(process: psutil.Process) -> None:
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "memory_full_info", refuse)
+    assert processes.choose_memory_measure([os.getpid()]) == "RSS"
+    assert processes.measure_process(os.getpid(), "PSS").memory > 10.0
