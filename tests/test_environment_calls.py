@@ -80,8 +80,8 @@ async def step(action, config: Settings, task: Said):
 async def verify(task: Said, transcript, config: Settings):
     secret = f"{config.key.get_secret_value()} {config.stores[0].pin.get_secret_value()}"
     metadata = {"api_key": "hidden-1", "note": f"from http://user:hidden-2@host/ with {secret}"}
-    options = {"temperature": 0.25, "metadata": metadata, "logprobs": True}
-    answer = await query(config.judge, f"grade {task.word} {config.broken}", **options)
+    options = {"temperature": 0.25, "metadata": metadata}
+    answer = await query(config.judge, f"grade {task.word} {config.broken}", logprobs=True, **options)
     return Verdict(reward=float(task.word in answer))
 """
 
@@ -169,8 +169,7 @@ def check_record(line: dict[str, Any], number: int) -> None:
     # The environment itself shows the policy what its user says.
     text = json.dumps(calls)
     assert "from http://***@host/ with *** ***" in text
-    secrets = (KEY, "sk-of-the-author", "sk-of-the-store", "hidden-1", "hidden-2")
-    assert not [secret for secret in secrets if secret in text]
+    assert not [part for part in (KEY, "sk-of-the-author", "sk-of-the-store", "hidden-1", "hidden-2") if part in text]
 
 
 def write(rollout: Any) -> dict[str, Any]:

@@ -23,9 +23,7 @@ from gymsdk.config.yaml import (
 )
 from gymsdk.http.tls import mask_url, redact_url
 
-SECRET_PATTERN = re.compile(
-    r"secret|passw|passphrase|credential|apikey|bearer|cookie|authorization|connectionstring|connstr"
-)
+SECRET_PATTERN = re.compile(r"secret|passw|passphrase|credential|apikey|bearer|cookie|authorization|conn(ection)?str")
 """Text in keys, without underscores, that marks their values as secret."""
 
 SECRET_WORDS = frozenset({"key", "keys", "token", "pass", "auth", "oauth", "dsn", "pat", "pwd", "cred", "creds"})
@@ -39,9 +37,6 @@ PUBLIC_KEYS = frozenset({"tls_key", "prompt_cache_key", "token_file", "pass_at_k
 
 SETTINGS_DEPTH = 3
 """The number of keys above the settings of a server: its name, kind and implementation."""
-
-PUBLIC_VARIABLES = frozenset({"PWD", "OLDPWD"})
-"""The variables with the working folder of the shell."""
 
 VARIABLE_PATTERN = re.compile(r"\$\{\s*oc\.env\s*:(?:\s*(\w+)\s*(?=[,}]))?")
 INTERPOLATION_PATTERN = re.compile(r"\$\{([^}]*)")
@@ -103,7 +98,8 @@ class VariableUses:
         while sum(self._add(path, self.find(target)) for path, target in references):
             continue
         names = set[str]().union(*self._own.values())
-        self._secret = {name for name in names - PUBLIC_VARIABLES if not name or _is_secret_key(name)}
+        # These two are folders of the shell.
+        self._secret = {name for name in names - {"PWD", "OLDPWD"} if not name or _is_secret_key(name)}
         self._secret.update(*(self.find(path) for path in texts if is_secret(path) or _is_in_secret_section(path)))
 
     def _add(self, path: KeyPath, names: Collection[str]) -> bool:

@@ -80,10 +80,8 @@ def test_values_that_are_not_secret_are_shown(key: str) -> None:
 
 def test_values_from_variables_are_redacted_if_they_are_secret(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {
-        **dict.fromkeys(
-            ("PLACE_OF_TOKEN", "POLICY", "DB_PASSWORD", "COMPOSED", "BOTH", "CHAINED", "WITH_WANDB"), "hush"
-        ),
-        **dict.fromkeys(("IN_SECTION", "MYSQL_PWD"), "hush"),
+        **dict.fromkeys(("PLACE_OF_TOKEN", "POLICY", "DB_PASSWORD", "COMPOSED", "BOTH"), "hush"),
+        **dict.fromkeys(("CHAINED", "WITH_WANDB", "IN_SECTION", "MYSQL_PWD"), "hush"),
         "PWD": "/srv",
         "DATABASE": "Server=db;UserPassword=hush",
         "PLACE": "oslo",
