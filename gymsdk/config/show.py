@@ -219,10 +219,9 @@ def list_settings(root: YamlNode, deployment: Deployment, secrets: set[str], use
 def _redact_setting(path: KeyPath, value: Any, secrets: set[str], source: KeyPath, uses: VariableUses) -> Any:
     """Return *value* redacted; it comes from the value at *source*."""
     redacted = REDACTED if uses.is_secret(source) else _redact(path, value, secrets)
-    if not uses.find(source):
-        return redacted
     # What else is in the value of a variable, such as the rest of a password in a URL, is not known.
-    return REDACTED if redacted != value or _has_secret_assignment(str(value)) else redacted
+    has_secret = redacted != value or _has_secret_assignment(str(value))
+    return REDACTED if has_secret and uses.find(source) else redacted
 
 
 def _has_secret_assignment(text: str) -> bool:

@@ -107,8 +107,9 @@ def test_values_from_variables_are_redacted_if_they_are_secret(write: Write, mon
     }
     assert {name: settings[name] for name in shown} == shown
     hidden = ("both", "with_wandb", "of_function", "by_name", "composed", "default", "inner.spot", "inner.url")
-    hidden += ("in_section", "login", "database")
-    assert {settings[f"{body}.{name}"] for name in hidden} | {settings["default_host"]} == {"***"}
+    assert {settings[f"{body}.{name}"] for name in (*hidden, "in_section", "login", "database")} | {
+        settings["default_host"]
+    } == {"***"}
 
 
 def test_a_secret_field_of_an_environment_is_not_shown(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
