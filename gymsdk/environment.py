@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -469,6 +469,15 @@ def _find_data_directory(plugin: object) -> Path | None:
 # Settings
 
 
+def find_config_type(name: str, plugin: object) -> type[Config]:
+    """Return the type of the settings of an environment, which may need some to be built.
+
+    Raises:
+        BrokenEnvironment: The plugin is invalid.
+    """
+    return build_stack(name, plugin, DefaultPlugin(HookRunner(name).run, None)).config_type
+
+
 def build_config(name: str, kind: type[Config], settings: Mapping[str, Any]) -> Config:
     """Return the configuration of an environment.
 
@@ -481,36 +490,23 @@ def build_config(name: str, kind: type[Config], settings: Mapping[str, Any]) -> 
         BadConfig: A setting is unknown, missing or wrong.
         BrokenEnvironment: The author's configuration class raised another error.
     """
-    known = f"its settings: {', '.join(kind.model_fields) or 'none'}"
-    unknown = {
-        key: format_suggestion(key, kind.model_fields, known) for key in settings if key not in kind.model_fields
-    }
-    if unknown:
-        messages = [
-            f"environment {name!r} has no setting {format_name(key)!r}{suggestion}"
-            for key, suggestion in unknown.items()
-        ]
-        details = [
-            ((format_name(key),), f"no setting of environment {name!r}{suggestion}")
-            for key, suggestion in unknown.items()
-        ]
-        raise _set_setting_errors(BadConfig(messages[0]), details)
-    models = {
-        key: _resolve_model(key, settings.get(key, field.get_default(call_default_factory=True)))
-        for key, field in kind.model_fields.items()
-        if is_model_field(field) and (key in settings or not field.is_required())
-    }
+    wrong = _find_unknown_settings(name, kind, settings)
+    known = {key: value for key, value in settings.items() if key in kind.model_fields}
+    models, model_errors = _build_models(name, kind, settings)
+    wrong += model_errors
     try:
-        config = kind.model_validate({**settings, **models})
+        config = kind.model_validate({**known, **models})
     except ValidationError as error:
-        errors = [(path, f"{message[:1].lower()}{message[1:]}") for path, message in list_setting_errors(error)]
-        message = f"environment {name!r}: {_format_config_errors(kind, error)}"
-        raise _set_setting_errors(BadConfig(message), errors) from None
+        reported = {path[0] for one in wrong for path, _ in one.setting_errors}
+        wrong += _convert_validation_error(name, kind, error, reported)
     except INTERRUPTS:
         raise
     except BaseException as error:
-        reason = redact_values(describe_exception(error), settings)
-        raise BrokenEnvironment(f"environment {name!r}: its config raised {reason}") from error
+        if not wrong:
+            reason = redact_values(describe_exception(error), settings)
+            raise BrokenEnvironment(f"environment {name!r}: its config raised {reason}") from error
+    if wrong:
+        raise _set_setting_errors(wrong[0], [pair for error in wrong for pair in error.setting_errors])
     secrets = _list_secrets(config)
     for _, value in config:
         if isinstance(value, MeteredModel):
@@ -535,22 +531,66 @@ def is_model_field(field: FieldInfo) -> bool:
 def _resolve_model(role: str, value: object) -> object:
     """Return the model that *value* names, with its usage counted under *role*; other values unchanged."""
     if isinstance(value, str) and value:
-        try:
-            value = registry.model(value)
-        except UsageError as error:
-            _set_setting_errors(error, [((role,), str(error))])
-            raise
+        value = registry.model(value)
     return MeteredModel(value, role=role) if isinstance(value, Model) and not isinstance(value, MeteredModel) else value
+
+
+def _find_unknown_settings(name: str, kind: type[Config], settings: Mapping[str, Any]) -> list[UsageError]:
+    """Return an error for each of *settings* that *kind* does not have."""
+    known = f"its settings: {', '.join(kind.model_fields) or 'none'}"
+    errors: list[UsageError] = []
+    for key in settings:
+        if key in kind.model_fields:
+            continue
+        shown, suggestion = format_name(key), format_suggestion(key, kind.model_fields, known)
+        error = BadConfig(f"environment {name!r} has no setting {shown!r}{suggestion}")
+        errors.append(_set_setting_errors(error, [((shown,), f"no setting of environment {name!r}{suggestion}")]))
+    return errors
+
+
+def _build_models(
+    name: str, kind: type[Config], settings: Mapping[str, Any]
+) -> tuple[dict[str, object], list[UsageError]]:
+    """Return the models of the settings of *kind* that are models, and an error for each that names none."""
+    models: dict[str, object] = {}
+    errors: list[UsageError] = []
+    for key, field in kind.model_fields.items():
+        if is_model_field(field) and (key in settings or not field.is_required()):
+            try:
+                models[key] = _resolve_model(key, settings.get(key, field.get_default(call_default_factory=True)))
+            except UsageError as error:
+                errors.append(_locate_model_error(name, key, error))
+    return models, errors
+
+
+def _locate_model_error(name: str, role: str, error: UsageError) -> UsageError:
+    """Return *error*, about the model of the setting *role*, with a message that names the setting."""
+    located = _set_setting_errors(error, [((role,), str(error))])
+    located.args = (f"environment {name!r}: setting {role!r} is wrong: {error}",)
+    return located
+
+
+def _convert_validation_error(
+    name: str, kind: type[Config], error: ValidationError, reported: Collection[str]
+) -> list[UsageError]:
+    """Return the errors in the settings as one error, without those that are *reported* already; empty without any."""
+    details = [
+        (detail, path, message)
+        for detail, (path, message) in zip(error.errors(), list_setting_errors(error), strict=True)
+        if not path or path[0] not in reported
+    ]
+    if not details:
+        return []
+    message = "; ".join(
+        _format_config_error(kind, detail, ".".join(path), message) for detail, path, message in details
+    )
+    errors = [(path, f"{message[:1].lower()}{message[1:]}") for _, path, message in details]
+    return [_set_setting_errors(BadConfig(f"environment {name!r}: {message}"), errors)]
 
 
 def _set_setting_errors(error: UsageError, errors: Sequence[tuple[tuple[str, ...], str]]) -> UsageError:
     error.setting_errors = tuple(errors)
     return error
-
-
-def _format_config_errors(kind: type[Config], error: ValidationError) -> str:
-    details = zip(error.errors(), list_setting_errors(error), strict=True)
-    return "; ".join(_format_config_error(kind, detail, ".".join(path), message) for detail, (path, message) in details)
 
 
 def _format_config_error(kind: type[Config], detail: Mapping[str, Any], location: str, message: str) -> str:

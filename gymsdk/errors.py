@@ -270,6 +270,15 @@ def redact_values(text: str, value: object) -> str:
     return text
 
 
+def is_public(value: object) -> bool:
+    """Return whether *value*, which a user gave in the wrong place, holds only numbers and words, hence no secret."""
+    if isinstance(value, str):
+        return format_name(value) == value
+    if isinstance(value, Mapping):
+        return all(map(is_public, (*map(str, value), *value.values())))
+    return all(map(is_public, value)) if isinstance(value, Sequence) else True
+
+
 def list_setting_errors(error: ValidationError) -> list[tuple[tuple[str, ...], str]]:
     """Return the location and the message of each error in settings, without the values, which may be secret."""
     return [

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gymsdk.cli import options
 from gymsdk.cli.output import echo, print_json
-from gymsdk.errors import UnknownEnvironment, UsageError, format_name
+from gymsdk.errors import UnknownEnvironment, UsageError, format_name, is_public
 from gymsdk.settings import OUTPUT
 from gymsdk.working_folder import shorten_path
 
@@ -107,37 +107,31 @@ def _print_deployment(deployment: Deployment, *, json: bool) -> None:
 def _find_secret_settings(deployment: Deployment) -> dict[str, set[str]]:
     """Return the names of secret settings by server, for the environments that are installed.
 
-    A wrong setting counts as secret, because a user may have written a secret in its place.
+    A wrong setting counts as secret unless it holds only numbers and words, because a user may have written a secret
+    in its place.
     """
     from gymsdk.config.model import ResourcesServerConfig
     from gymsdk.deploy import plan
 
-    secrets = plan.find_wrong_settings(deployment)
+    wrong = plan.find_wrong_settings(deployment)
+    secrets: dict[str, set[str]] = {}
     for server in deployment.servers:
-        if not isinstance(server.kind_settings, ResourcesServerConfig):
-            continue
-        right = {key: value for key, value in server.settings.items() if key not in secrets[server.name]}
-        fields = _read_config_fields(server.kind_settings.environment, {}, right)
-        if fields is None:
-            secrets[server.name] |= server.settings.keys()
-        else:
-            secrets[server.name] |= {name for name, field in fields.items() if "Secret" in str(field.annotation)}
+        if isinstance(server.kind_settings, ResourcesServerConfig):
+            doubtful = {key for key, value in server.settings.items() if not is_public(value)}
+            fields = _read_config_fields(server.kind_settings.environment)
+            named = {name for name, field in fields.items() if "Secret" in str(field.annotation)}
+            secrets[server.name] = named | (wrong[server.name] & doubtful)
     return secrets
 
 
-def _read_config_fields(name: str, *attempts: dict[str, Any]) -> dict[str, FieldInfo] | None:
-    """Return the settings of an environment, which may need some to load; `None` if no attempt loads it."""
-    from gymsdk.errors import GymsdkError
+def _read_config_fields(name: str) -> dict[str, FieldInfo]:
+    """Return the settings of an environment; empty if it is not installed."""
     from gymsdk.plugins import registry
 
-    for settings in attempts:
-        try:
-            return type(registry.load(name, **settings).config).model_fields
-        except UnknownEnvironment:
-            return {}
-        except GymsdkError:
-            continue
-    return None
+    try:
+        return registry.load_config_type(name).model_fields
+    except UnknownEnvironment:
+        return {}
 
 
 def _write_starter_file(name: str, output: Path | None) -> None:

@@ -31,6 +31,7 @@ from gymsdk.errors import (
 
 if TYPE_CHECKING:
     from gymsdk.environment import Environment
+    from gymsdk.types import Config
 
 GROUP_PREFIX = "gymsdk."
 """How the names of all groups begin."""
@@ -101,13 +102,30 @@ def load(name: str, /, **settings: Any) -> Environment:
     """
     from gymsdk.environment import Environment
 
+    entry, plugin = _load_plugin(name)
+    return Environment(name, plugin, settings, version=entry.version)
+
+
+def load_config_type(name: str) -> type[Config]:
+    """Return the type of the settings of an installed environment, which need not be valid.
+
+    Raises:
+        UnknownEnvironment: No installed environment has this name.
+        BrokenEnvironment: The package cannot be loaded.
+    """
+    from gymsdk.environment import find_config_type
+
+    return find_config_type(name, _load_plugin(name)[1])
+
+
+def _load_plugin(name: str) -> tuple[Entry, object]:
     entry = find_entry(ENVIRONMENTS, name)
     if entry is None:
         raise UnknownEnvironment(_format_unknown_environment(name))
     plugin = load_entry(entry)
     if isinstance(plugin, type):
         raise BrokenEnvironment(f"environment {name!r}: {entry.module} is a class; name a module or an instance")
-    return Environment(name, plugin, settings, version=entry.version)
+    return entry, plugin
 
 
 def list_entries(group: str | None = None) -> list[Entry]:

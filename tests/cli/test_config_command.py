@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from sums_environment import SUMS
 
 from cli.conftest import Command
 from gymsdk import config
@@ -118,6 +120,41 @@ def test_a_wrong_secret_setting_is_redacted(gymsdk: Command, workdir: Path) -> N
     assert "a.yaml:4: sums.resources_servers.sums.key: input should be a valid string" in result.err
     assert "sk-12345678" not in result.out + result.err
     assert "sk-12345678" not in gymsdk("serve", "sums", "--set", 'key=["sk-12345678"]').err
+
+
+JUDGED = SUMS.replace("import Claims,", "import Claims, Model,").replace(
+    "class Settings(Config):\n", "class Settings(Config):\n    needed: int\n    judge: Model | None = None\n"
+)
+JUDGED_FILE = """\
+judged:
+  resources_servers:
+    judged:
+      judge: nonsense
+      digits: ${oc.env:LEVEL}
+      notes: ${oc.env:LEVEL}
+      pause: [77]
+      needed: twenty-five
+      breaks: 5
+      extra: 5
+      key: plain
+"""
+
+
+def test_every_wrong_setting_of_an_environment_is_reported_and_shown_unless_it_may_be_secret(
+    installed: Callable[..., Path], gymsdk: Command, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed("judged", JUDGED)
+    monkeypatch.setenv("LEVEL", "many")
+    (workdir / "a.yaml").write_text(JUDGED_FILE)
+    result = gymsdk("config", "--config", "a.yaml")
+    shown = yaml.safe_load(result.out)["judged"]["resources_servers"]["judged"]
+    expected = {"judge": "nonsense", "digits": "many", "notes": "many", "pause": [77], "breaks": 5, "extra": 5}
+    assert {key: shown[key] for key in expected} == expected
+    assert (shown["needed"], shown["key"]) == ("***", "***")
+    errors = result.err.removeprefix("Error: ").splitlines()
+    prefix = "judged.resources_servers.judged."
+    places = sorted(line.partition(prefix)[2].partition(":")[0] for line in errors)
+    assert places == ["breaks", "digits", "extra", "judge", "needed", "pause"], errors
 
 
 @pytest.mark.slow

@@ -66,7 +66,12 @@ class Ranged(Config):
         (Ranged, {"least": 10}, "its settings are wrong: `least` may not be more than `most`"),
         (Judged, {}, "setting 'user' is required; give it with --set user=PROVIDER/NAME"),
         (Judged, {"user": 5}, "setting 'user' is wrong: Input should be an instance of Model (got 5)"),
-        (Judged, {"user": "scripted/ehco"}, "no scripted policy named 'ehco'; did you mean 'echo'"),
+        (Judged, {"user": "nonsense"}, "setting 'user' is wrong: no model named 'nonsense'"),
+        (
+            Judged,
+            {"user": "scripted/ehco"},
+            "setting 'user' is wrong: no scripted policy named 'ehco'; did you mean 'echo'",
+        ),
         (Needs, {}, "setting 'level' is required; give it with --set level=VALUE"),
     ],
 )
