@@ -18,7 +18,7 @@ from gymsdk.cli import options
 from gymsdk.cli.fields import take_models
 from gymsdk.cli.output import echo, print_json
 from gymsdk.cli.process import start_beside
-from gymsdk.errors import UsageError
+from gymsdk.errors import UsageError, format_suggestion
 from gymsdk.rollouts.settings import Selection
 from gymsdk.settings import OUTPUT, SERVICE, Flag
 from gymsdk.working_folder import shorten_path
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gymsdk.exporters import ExportOptions
     from gymsdk.line import StoredRollout
     from gymsdk.rollouts.export import ExportReport
-    from gymsdk.runs import Run
+    from gymsdk.runs import Run, RunSource
     from gymsdk.types import Row
 
 FOLLOW_SECONDS = 1.0
@@ -96,19 +96,23 @@ def export(
         raise UsageError(
             f"--project, --content and --follow belong to a service; name one behind the runs: {', '.join(EXTRAS)}"
         )
+    if folders and targets.sft is None and targets.dpo is None and not Path(last).exists():
+        hint = format_suggestion(last, EXTRAS, f"the services are {', '.join(EXTRAS)}")
+        raise UsageError(f"there is no run and no service {last!r}{hint}")
     _write_files(list(map(Path, runs)), targets, selection, json=json)
 
 
 def _write_files(runs: list[Path], targets: Targets, selection: Selection, *, json: bool) -> None:
     from gymsdk.rollouts.export import ExportReport, export_dpo, export_sft
+    from gymsdk.runs import find_run
 
     if targets.sft is None and targets.dpo is None:
         raise UsageError("name the file to write with --sft or --dpo, or a service behind the runs")
-    reports = {}
+    sources, reports = list(map(find_run, runs)), {}
     for path, write in ((targets.sft, export_sft), (targets.dpo, export_dpo)):
         if path is not None:
             report = ExportReport()
-            _write(path, write(chain.from_iterable(map(_read_rollouts, runs)), selection, report))
+            _write(path, write(chain.from_iterable(map(_read_rollouts, sources)), selection, report))
             reports[str(shorten_path(path))] = report
     if json:
         content = {name: report.to_json() for name, report in reports.items()}
@@ -204,12 +208,10 @@ def _finish(process: subprocess.Popen[bytes], command: str) -> None:
         typer.echo(f"the export has failed, the run has not; repeat the export with: {command}", err=True)
 
 
-def _read_rollouts(folder: Path) -> Iterator[StoredRollout]:
-    from gymsdk.rollouts.folder import FILES, RunFolder
+def _read_rollouts(source: RunSource) -> Iterator[StoredRollout]:
+    from gymsdk import line
 
-    if not (folder / FILES[0]).exists():
-        raise UsageError(f"{folder} holds no run: it has no {FILES[0]}")
-    yield from RunFolder(folder).read_rollouts()
+    return line.read(source.rollouts) if source.rollouts.exists() else iter(())
 
 
 def _write(path: Path, lines: Iterator[Row]) -> None:

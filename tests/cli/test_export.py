@@ -140,6 +140,24 @@ def test_an_environment_can_be_chosen_and_nothing_to_write_is_an_error(
     assert len({json.dumps(line["messages"]) for line in lines}) == len(lines)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("there", "wandbb"), "there is no run and no service 'wandbb'; did you mean 'wandb'?"),
+        (("there", "nothing"), "no service 'nothing'; the services are mlflow, otel, wandb"),
+        (("nowhere", "--sft", "x"), "nowhere does not exist; name the folder of a run"),
+        (("there", "nowhere", "--dpo", "x"), "nowhere does not exist; name the folder of a run"),
+        (("empty", "--sft", "x"), "empty holds no run: it has no rollouts.jsonl; name a folder"),
+    ],
+)
+def test_a_wrong_run_or_service_is_named(gymsdk: Command, workdir: Path, words: tuple[str, ...], message: str) -> None:
+    for name in ("there", "empty"):
+        (workdir / name).mkdir()
+    (workdir / "there" / "rollouts.jsonl").touch()
+    done = gymsdk("export", *words)
+    assert (done.code, message in done.err, (workdir / "x").exists()) == (2, True, False), done.err
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not all(map(find_spec, ("trl", "datasets", "torch"))), reason="pip install trl datasets torch")
