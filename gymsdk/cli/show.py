@@ -227,10 +227,9 @@ def _render_rollout(rollout: StoredRollout, row: Row, figures: dict[str, float])
 
 
 def _render_record(record: EpisodeRecord) -> Iterator[str]:
-    """Yield the rewards of the steps, and the calls of judges and user models with the last item of their requests."""
+    """Yield the rewards of the steps, and the calls of models: instructions, last item of the input, and answer."""
     from gymsdk.line import get_object
     from gymsdk.responses import get_input_items
-    from gymsdk.runs.records import iter_item_texts
 
     if record.step_rewards:
         yield f"  rewards of the steps: {', '.join(f'{reward:g}' for reward in record.step_rewards)}"
@@ -239,10 +238,11 @@ def _render_record(record: EpisodeRecord) -> Iterator[str]:
     for call in record.calls:
         stage = f"{call.get('stage')} {call.get('step', '')}".rstrip()
         yield typer.style(clean(f"{call.get('role')} at {stage}, {call.get('seconds')} s"), bold=True)
-        asked = get_input_items(get_object(call, "request"))[-1:]
-        answered = get_object(call, "answer").get("output") or []
-        yield from (_render_text(text, dim=True) for item in asked for text in iter_item_texts(item))
-        yield from (_render_text(text, fg="yellow") for item in answered for text in iter_item_texts(item))
+        request = get_object(call, "request")
+        if instructions := request.get("instructions"):
+            yield from _render_items([{"role": "instructions", "content": instructions}])
+        yield from _render_items(get_input_items(request)[-1:])
+        yield from _render_items(get_object(call, "answer").get("output") or [])
         if "error" in call:
             yield _render_text(str(get_object(call, "error").get("message")), fg="red")
 

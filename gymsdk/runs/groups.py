@@ -133,8 +133,7 @@ def _build_join(connection: sqlite3.Connection, by: str) -> tuple[str, str, list
     known = list_fields(connection)
     if by in known or FIELD_KINDS.get(by) == "values":
         return "f.text", "LEFT JOIN field f ON f.rollout = r.id AND f.name = ?", [by]
-    rows = ", ".join(name for name in known if name.startswith(ROW)) or f"none, as in {ROW}NAME"
-    names = [*GROUPED, *known]
-    raise UsageError(
-        f"there is no field {by!r} to group by{format_suggestion(by, names, f'the fields of the rows: {rows}')}"
-    )
+    # The fields tag and note are known too if a rollout has one.
+    names = [*GROUPED, *(name for name in known if name.startswith(ROW))]
+    hint = format_suggestion(by, names, f"the fields: {', '.join(names)}")
+    raise UsageError(f"there is no field {by!r} to group by{hint}")

@@ -87,6 +87,27 @@ def test_an_unknown_field_is_explained(gymsdk: Command, run: Path, condition: st
     assert (done.code, done.out, message in done.err) == (2, "", True)
 
 
+def test_an_unknown_field_to_group_by_is_explained_with_all_fields(gymsdk: Command, run: Path) -> None:
+    done = gymsdk("show", run, "--by", "nonsense")
+    listed = done.err.partition("the fields: ")[2].strip().split(", ")
+    assert done.code == 2
+    assert {"ended", "environment", "reward", "tool", "tag", "note"} < set(listed), done.err
+    assert any(name.startswith("row:") for name in listed)
+    assert len(listed) == len(set(listed))
+
+
+def test_the_calls_of_a_judge_are_labelled_as_the_conversation(gymsdk: Command, run: Path, tmp_path: Path) -> None:
+    line = find_line(run, solved=True)
+    reply = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is right."}]}
+    request = {"instructions": "Be strict.", "input": [{"role": "user", "content": "Is it right?"}]}
+    call = {"role": "judge", "stage": "verify", "seconds": 0.25, "request": request, "answer": {"output": [reply]}}
+    line["gymsdk"] |= {"environment_calls": [call]}  # type: ignore[operator]
+    (tmp_path / "rollouts.jsonl").write_bytes(dump_row(line))
+    shown = gymsdk("show", tmp_path, line["gymsdk"]["id"]).out  # type: ignore[index]
+    parts = ["instructions", "  Be strict.", "user", "  Is it right?", "assistant", "  It is right."]
+    assert [text for text in shown.partition("judge at verify, 0.25 s\n")[2].splitlines() if text][:6] == parts
+
+
 def test_a_transcript_cannot_change_the_terminal(gymsdk: Command, run: Path, tmp_path: Path) -> None:
     line = find_line(run, solved=True)
     evil = "\x1b]0;title\x07\x1b[2Jhello\x9b31m \u202eevil [bold]not markup[/bold]"
