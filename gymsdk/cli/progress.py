@@ -47,7 +47,7 @@ ROW_ORDER = (
     *("scored", "mean", "pass", "majority", "vote", "out of", "prompt", "too much", "no reward"),
     *("tokens in", "tokens out", "seconds"),
 )
-"""How the names of the rows begin, in the order of the table."""
+"""How the names of the rows begin, in the order of the table; other rows follow."""
 
 LIMIT_LABELS = {"prompts_too_long": "prompt too long", "grader_timeouts": "too much for the grader"}
 """Labels of the counts of exceeded limits."""
@@ -291,7 +291,8 @@ def format_metrics_table(summaries: Sequence[dict[str, Any]]) -> str:
     columns = [dict(_list_metrics(summary)) for summary in summaries]
     row_names = dict.fromkeys(name for column in columns for name in column)
     names = sorted(
-        row_names, key=lambda name: next(place for place, word in enumerate(ROW_ORDER) if name.startswith(word))
+        row_names,
+        key=lambda name: next((place for place, word in enumerate(ROW_ORDER) if name.startswith(word)), len(ROW_ORDER)),
     )
     cells = [["", *(summary["environment"] for summary in summaries)]]
     cells += [[name, *(column.get(name, "") for column in columns)] for name in names]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gymsdk import Environment, Rollout, Verdict, hookimpl, jsonl
+from gymsdk.cli import progress
 from gymsdk.cli.progress import format_metrics_table
 from gymsdk.line import StoredRollout
 from gymsdk.rollouts.folder import RunFolder
@@ -129,13 +130,17 @@ def test_retryable_and_terminal_failures_are_counted_separately(
     }
 
 
-def test_prompts_that_were_too_long_are_counted(folder: RunFolder, environment_with_metrics: Environment) -> None:
+def test_prompts_that_were_too_long_are_counted(
+    folder: RunFolder, environment_with_metrics: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     details = {"reason": "max_output_tokens", "message": "maximum context length is 8"}
     folder.append(_line(0, 0, 0.0, response={"output": [], "incomplete_details": details}))
     folder.append(_line(0, 1, 0.0, response={"output": [], "incomplete_details": {"reason": "max_output_tokens"}}))
     result = _summary(folder, environment_with_metrics)
     assert result["prompts_too_long"] == 1
     assert re.search(r"^prompt too long +1$", format_metrics_table([result]), re.MULTILINE)
+    monkeypatch.setattr(progress, "LIMIT_LABELS", {"prompts_too_long": "a row without a place"})
+    assert re.search(r"^seconds .*\na row without a place +1\Z", format_metrics_table([result]), re.MULTILINE)
 
 
 def test_a_vote_for_an_answer_is_in_the_metrics_and_in_the_table(
