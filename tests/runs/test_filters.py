@@ -23,8 +23,9 @@ from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.summary import build_summaries
 from gymsdk.runs import Run, read
 from gymsdk.runs.filters import FIELD_KINDS, NUMBER, OPERATORS, Filter, build_filter, check_condition, parse_condition
-from gymsdk.studio.app import STATIC
+from gymsdk.studio.app import STATIC, StudioApi
 from gymsdk.studio.export import export_runs
+from gymsdk.studio.library import Library
 
 Line = dict[str, Any]
 Spec = dict[str, Any]
@@ -430,6 +431,31 @@ def test_an_exported_page_chooses_and_sorts_as_python_does(tmp_path: Path) -> No
             assert tuple(answer.get("condition", ())) == TEXT_CONDITIONS[text], answer
         else:
             assert f"at position {TEXT_ERRORS[text][0]}" in answer["error"], answer
+
+
+LIVE_ONLY = {"events", "runs/{run}/rollouts/{id}/items", "runs/{run}/rollouts/{id}/tokens"}
+"""What exported pages do not ask for: they hold whole transcripts, have no tokenizer, and follow no run."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_an_exported_page_answers_each_path_of_the_api(tmp_path: Path) -> None:
+    with store(sample(specs, 3)) as run:
+        export_runs([run.source.path], tmp_path / "pages")
+        row, library = run.list_rows()[0], Library([run.source.path])
+        paths = [path for method, path, _ in StudioApi(library).list_endpoints() if method == "GET"]
+        asked = {path: path.format(run=run.name, id=f"{row['task']}:{row['repeat']}") for path in paths}
+    script = f"""
+        import "./exported.js";
+        import {{ source }} from "./core.js";
+        const errors = {{}};
+        for (const [path, address] of Object.entries({json.dumps(asked)}))
+          await source.get(address).catch((error) => (errors[path] = error.message));
+        console.log(JSON.stringify(errors));
+    """
+    errors = run_exported(tmp_path, script)
+    assert errors.pop("compare") == "this page holds no comparison of these runs"
+    assert errors.keys() == LIVE_ONLY
 
 
 def sample(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:

@@ -214,8 +214,9 @@ async function answer(path, parameters) {
   const run = await getRun(parts[1]);
   const rows = parts.length > 2 ? await choose(run, parameters, grammar) : run.rows;
   const [offset, limit] = [Number(parameters.offset) || 0, Math.min(Number(parameters.limit) || MAX_ROWS, MAX_ROWS)];
-  switch (parts[2]) {
-    case undefined:
+  // Without the names of the run and the rollout.
+  switch ([...parts.slice(2, 3), ...parts.slice(4)].join("/")) {
+    case "":
       return run.info;
     case "rows":
       return { total: rows.length, offset, rows: sortRows(rows, parameters.sort || "id", parameters.desc === "1", grammar).slice(offset, offset + limit) };
