@@ -387,7 +387,7 @@ async def test_stored_calls_are_shown_and_the_rewards_of_steps_are_a_table(
         ("user", "step 1"),
         ("judge", "verify"),
     ]
-    assert "  grade word-2 \n  echo grade word-2 " in output
+    assert "user\n  grade word-2 \n\nassistant\n  echo grade word-2 " in output
     assert (await run_command("show", path, "1:0"))[0] == 0
     with read(path) as run:
         rows = run.arrow("steps").to_pylist()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from config.conftest import Write, list_settings
 from typer.testing import CliRunner
@@ -122,7 +120,7 @@ def test_a_secret_field_of_an_environment_is_not_shown(write: Write, monkeypatch
         plain: str = ""
         pin: SecretStr | None = None
 
-    monkeypatch.setattr(registry, "load", lambda _: SimpleNamespace(config=Own()))
+    monkeypatch.setattr(registry, "load_config_type", lambda _: Own)
     monkeypatch.setenv("PIN_OF_IT", "hush")
     server = "entrypoint: app.py, environment: own, config: {plain: seen, pin: '${oc.env:PIN_OF_IT}'}"
     write("a.yaml", f"default_host: '${{oc.env:PIN_OF_IT}}'\none:\n  resources_servers:\n    gymsdk: {{{server}}}\n")
