@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -117,11 +117,21 @@ def _find_secret_settings(deployment: Deployment) -> dict[str, set[str]]:
     secrets: dict[str, set[str]] = {}
     for server in deployment.servers:
         if isinstance(server.kind_settings, ResourcesServerConfig):
-            doubtful = {key for key, value in server.settings.items() if not is_public(value)}
             fields = _read_config_fields(server.kind_settings.environment)
+            nested = {name for name, field in fields.items() if _has_secret_field(field.annotation)}
+            doubtful = nested | {key for key, value in server.settings.items() if not is_public(value)}
             named = {name for name, field in fields.items() if "Secret" in str(field.annotation)}
             secrets[server.name] = named | (wrong[server.name] & doubtful)
     return secrets
+
+
+def _has_secret_field(annotation: object, *parents: object) -> bool:
+    """Return whether a value of this type may have a secret, directly or in a model or list below it."""
+    if annotation in parents:
+        return False
+    fields = getattr(annotation, "model_fields", {}).values()
+    parts = (*get_args(annotation), *(field.annotation for field in fields))
+    return "Secret" in str(annotation) or any(_has_secret_field(part, annotation, *parents) for part in parts)
 
 
 def _read_config_fields(name: str) -> dict[str, FieldInfo]:

@@ -12,6 +12,7 @@ from sums_environment import SUMS
 from cli.conftest import Command
 
 SECRET = "hush-5ecret-Va1ue"
+WORD = "hushword"
 
 STRICT = (
     SUMS.replace("from pydantic import SecretStr", "from pydantic import BaseModel, SecretStr, field_validator")
@@ -20,6 +21,7 @@ STRICT = (
         "class Settings(Config):",
         """class Judge(BaseModel, extra="forbid"):
     api_key: SecretStr
+    pin: SecretStr = SecretStr("")
     kind: Literal["strict", "lenient"] = "strict"
     limit: int = 1
 
@@ -135,6 +137,7 @@ FILES = {
     "a setting as an object": f"{BLOCK}      judge: {OBJECT}\n",
     "a key for a number": f"{BLOCK}      digits: {SECRET}\n",
     "an unknown key": f'{BLOCK}      grading: {{apikey: "{SECRET}"}}\n',
+    "a secret that is a word": f'{BLOCK}      judges: [{{pin: "{WORD}", limit: x}}]\n',
     "a key in the place of its value": f'{BLOCK}      grading: {{"{SECRET}": api_key}}\n',
     "a quoting validator": f"{BLOCK}      picky: {SECRET}\n",
     "a model's key for a number": f"{MODEL}      api_key: x\n      timeout: {SECRET}\n",
@@ -159,6 +162,7 @@ def test_a_wrong_file_does_not_show_a_secret(text: str, command: str, strict: Co
     (workdir / "a.yaml").write_text(text)
     result = strict(command, "--config", "a.yaml")
     assert SECRET not in result.out + result.err
+    assert WORD not in result.out + result.err
     if command == "serve":
         assert result.code != 0, result
 
