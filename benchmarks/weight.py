@@ -94,7 +94,7 @@ def measure_installation(wheels: Path, home: Path) -> Iterator[Figure]:
     host = install(python, wheels, "gymsdk")
     counted = host.keys() - UNCOUNTED
     yield Figure("pip install gymsdk: distributions*", len(counted), "", 42)
-    yield Figure("pip install gymsdk: MB*", megabytes(host, counted), "MB", 77)
+    yield Figure("pip install gymsdk: MB*", megabytes(host, counted), "MB", 78)
     yield Figure(
         "pip install gymsdk: distributions with gymnasium, numpy", len(host.keys() - {"pip", "setuptools"}), ""
     )

@@ -63,7 +63,7 @@ class EpisodeRecord:
 class record_stage:  # noqa: N801 - a context manager, used like a function
     """Record the calls of models inside the block in *record*, as calls of *stage*.
 
-    An `EpisodeError` that leaves the block gets the record: it is all that remains of an episode that did not open.
+    An `EpisodeError` that leaves the block gets the record: nothing else remains of an episode that did not open.
     """
 
     __slots__ = ("_record", "_stage", "_token")

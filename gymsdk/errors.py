@@ -357,7 +357,7 @@ def find_author_line(frames: Sequence[traceback.FrameSummary], function: Callabl
 
 
 def rebuild_error(kind: type[ErrorT], args: tuple[object, ...], state: dict[str, object]) -> ErrorT:
-    """Return an exception without a call of its `__init__`, whose parameters may differ from its `args`."""
+    """Return an exception without a call of its `__init__`, which may have other parameters than its `args`."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error

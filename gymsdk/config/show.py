@@ -78,7 +78,7 @@ class VariableUses:
     """The environment variables that the values of a configuration come from, directly or through references.
 
     A variable is secret by its name, or because a secret value comes from it. An empty name stands for what is secret
-    without a name: a variable whose name is composed, and a default that refers to a secret.
+    without a name: a variable with a composed name, and a default that refers to a secret.
 
     Args:
         root: The configuration, with its references not yet resolved.

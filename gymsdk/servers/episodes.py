@@ -187,7 +187,7 @@ class EpisodeService:
         return json_response("stateless")
 
     def parse_row(self, request: Request, row: Row) -> RowRequest:
-        """Parse a row of a request, whose path may name the rollout."""
+        """Parse a row of a request; its path may name the rollout."""
         return parse_row_request(row, self.environment, rollout=get_state(request.scope).rollout_id)
 
     def find_session(self, request: Request) -> Session | None:

@@ -198,7 +198,7 @@ def _find_sessions_of_row(
 ) -> tuple[list[Session], str | None]:
     """Return the candidates that were opened with the row, and how the row of the last candidate differs, if it does.
 
-    A session whose row differs only in fields that clients add or leave out counts if no other session matches.
+    A session with a row that differs only in fields that clients add or leave out counts if no other matches.
     """
     difference: str | None = None
     for exact in (True, False):

@@ -107,7 +107,7 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
 
 
 async def _handle_episode_error(request: Request, error: Exception) -> Response:
-    """Leave the record of the episode out for other programs, whose agents show the answers of tools to the policy."""
+    """Leave the record of the episode out for other programs: their agents show the answers of tools to the policy."""
     if isinstance(error, EpisodeError) and CLIENT_HEADER not in request.headers:
         error.record = None
     return await handle_failure(request, error)
@@ -141,7 +141,7 @@ def _add_routes(app: ServerApp, episodes: EpisodeService) -> None:
 
 
 class TurnEndpoints:
-    """The endpoints of NeMo Gym's Gymnasium-style servers, whose episodes are played turn by turn."""
+    """The endpoints of NeMo Gym's Gymnasium-style servers, which play episodes turn by turn."""
 
     def __init__(self, episodes: EpisodeService) -> None:
         self._episodes = episodes
