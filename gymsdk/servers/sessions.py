@@ -343,7 +343,7 @@ class SessionStore(Generic[S]):
         yield from self._left
 
     def _iter_judged(self, now: float) -> Iterator[S]:
-        """Yield the sessions that were judged at least `JUDGED_SESSION_SECONDS` ago: clients have had time to ask again."""
+        """Yield the sessions that were judged at least `JUDGED_SESSION_SECONDS` ago: clients could ask again."""
         for session, judged_at in self._judged.items():
             if judged_at > now - JUDGED_SESSION_SECONDS:
                 return
