@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LIMITS = {
     "modules": 311,
-    "code lines": 50_800,
+    "code lines": 50_790,
     "code lines of gymsdk/cli": 4_530,
     "code lines of gymsdk/config": 2_710,
     "private functions used once, in %": 22.4,
@@ -45,7 +45,7 @@ LIMITS = {
     "modules that know the key of a stored line": 4,
     "modules that name token_interface": 4,
     "options declared by hand": 46,
-    "code lines of tests": 54_450,
+    "code lines of tests": 54_465,
     "words of docs": 45_250,
     # The numbers of files and moves differ a little from run to run, those of a server most.
     "play: files": 14,

@@ -8,12 +8,11 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from secrets import token_urlsafe
-from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
@@ -204,15 +203,6 @@ def iter_secrets(value: object) -> Iterator[SecretStr]:
     elif isinstance(value, (list, tuple, set, frozenset)):
         for member in value:
             yield from iter_secrets(member)
-
-
-def redact_texts(value: Any, secrets: Sequence[SecretStr]) -> Any:
-    """Return a JSON *value* with *secrets* redacted in its texts."""
-    if isinstance(value, dict):
-        return {key: redact_texts(member, secrets) for key, member in value.items()}
-    if isinstance(value, list):
-        return [redact_texts(member, secrets) for member in value]
-    return redact(value, secrets) if isinstance(value, str) else value
 
 
 def _redact_whole_word(text: str, word: str) -> str:

@@ -319,6 +319,10 @@ async def test_the_oldest_calls_give_way_to_the_limit_of_bytes(
     assert host["environment_calls_left_out"] + len(calls) == 12
     assert [call["stage"] for call in calls[-2:]] == ["step", "verify"]
     assert calls[0]["step"] > 0
+    # A request that is too large by itself leaves the other calls their place.
+    monkeypatch.setattr("gymsdk.models.registry.MAX_CALL_BYTES", 2000)
+    rollout = await play(asked(padding=3000), policy(call, "word-1"), build_row(1))
+    assert ["left_out" in call["request"] for call in rollout.record.calls] == [False, True, False, False]
 
 
 async def test_a_task_that_outlives_its_stage_adds_no_calls(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk.http.tls import get_reachable_host, is_loopback, redact_url
+from gymsdk.http.tls import get_reachable_host, is_loopback, mask_url, redact_url
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,21 @@ from gymsdk.http.tls import get_reachable_host, is_loopback, redact_url
 )
 def test_user_and_query_are_removed_from_a_url(text: str, expected: str) -> None:
     assert redact_url(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("see http://me:hush@host:1/v1, and\nftp://x@y", "see http://***@host:1/v1, and\nftp://***@y"),
+        ("(https://host/v1?key=hush) ok?", "(https://host/v1?*** ok?"),
+        ("a://b,c://d:hush@e?f://g@h", "a://b,c://***@e?***"),
+        ("http://host/a@b  me@host", "http://host/a@b  me@host"),
+        ("://" * 300_000 + "?hush", "://" * 300_000 + "?***"),
+    ],
+    ids=["users", "query", "several", "no user", "a text that would take hours with one expression"],
+)
+def test_users_and_queries_of_urls_in_a_text_are_masked(text: str, expected: str) -> None:
+    assert mask_url(text) == expected
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost"])

@@ -136,7 +136,7 @@ def choose_folder(output: Path | None, names: Sequence[str], *, resume: bool) ->
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Return the files of the run in *folder* that hold something."""
+    """Return the files of the run in *folder* that are not empty."""
     return [path for name in FILES if (path := folder / name).exists() and path.stat().st_size]
 
 

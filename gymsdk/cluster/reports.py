@@ -20,6 +20,7 @@ from gymsdk.errors import Failed
 from gymsdk.http import client, tls
 from gymsdk.http.proxies import find_proxy
 from gymsdk.http.tls import WILDCARD_HOSTS, get_reachable_host, is_loopback
+from gymsdk.jsonl import measure_depth
 from gymsdk.types import Item
 
 Kind: TypeAlias = Literal["resources_servers", "responses_api_agents", "responses_api_models", "environment_servers"]
@@ -350,7 +351,7 @@ class Registration(BaseModel):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         for service in self.services:
-            if _nesting_depth(service.fields) > MAX_DEPTH or len(json.dumps(service.fields)) > MAX_FIELDS_BYTES:
+            if measure_depth(service.fields) >= MAX_DEPTH or len(json.dumps(service.fields)) > MAX_FIELDS_BYTES:
                 bounds = f"{MAX_DEPTH} levels and {MAX_FIELDS_BYTES} characters at most"
                 raise ValueError(f"the fields of the server {service.name!r} are too large: {bounds}")
             if not service.port or not HOST_PATTERN.fullmatch(service.host):
@@ -449,17 +450,3 @@ class HeadSnapshot(BaseModel):
     expected: list[str] = []
     exits: dict[str, Exit] = {}
     ray: RayStatus = RayStatus()
-
-
-def _nesting_depth(value: object) -> int:
-    """Return the nesting depth of a JSON value, without recursion."""
-    depth, level = 0, [value]
-    while level:
-        depth, level = depth + 1, [child for parent in level for child in _children(parent)]
-    return depth
-
-
-def _children(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()

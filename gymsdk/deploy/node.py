@@ -307,9 +307,9 @@ class HeadWait:
         self._place = place
         self._seconds = seconds
         self._cure = cure
-        self._said = log_after
+        self._log_after = log_after
         self._began = time.monotonic()
-        self._is_told = False
+        self._has_logged = False
 
     def next_pause(self, reason: str) -> float:
         """Return the seconds until the next attempt.
@@ -321,8 +321,8 @@ class HeadWait:
         if elapsed >= self._seconds:
             sentence = f"no head answers at {self._place} within {self._seconds:g} seconds ({reason})"
             raise GymsdkError(f"{sentence}; start a head there, or {self._cure}")
-        if elapsed >= self._said and not self._is_told:
-            self._is_told = True
+        if elapsed >= self._log_after and not self._has_logged:
+            self._has_logged = True
             log.warning(
                 "no head answers at %s yet (%s); waiting for it for at most %g s", self._place, reason, self._seconds
             )

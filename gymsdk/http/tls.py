@@ -122,7 +122,20 @@ def redact_url(text: str) -> str:
 
 def mask_url(text: str) -> str:
     """Return *text* with `***` for the credentials and the queries of URLs in it."""
-    return re.sub(r"(?<=://)([^?\s]*)\?\S*", r"\1?***", re.sub(r"(?<=://)[^/@\s]+@", "***@", text))
+    if "://" not in text:
+        return text
+    # Word by word, because a policy can write text for which one expression takes quadratic time.
+    return "".join(_mask_word(word) if "://" in word else word for word in re.split(r"(\s+)", text))
+
+
+def _mask_word(word: str) -> str:
+    first, *others = word.split("://")
+    masked = [first]
+    for part in others:
+        user, at, host = part.partition("@")
+        masked.append(f"***@{host}" if at and user and "/" not in user else part)
+    address, mark, _ = "://".join(masked[1:]).partition("?")
+    return f"{first}://{address}{'?***' if mark else ''}"
 
 
 def split_addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:

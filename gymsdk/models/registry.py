@@ -13,8 +13,9 @@ from pydantic import SecretStr
 from gymsdk import responses
 from gymsdk.concurrency import INTERRUPTS, CrossLoopSemaphore
 from gymsdk.config.show import redact_settings
-from gymsdk.credentials import redact_texts
-from gymsdk.episode_record import get_recorded_stage
+from gymsdk.config.yaml import map_values
+from gymsdk.credentials import redact
+from gymsdk.episode_record import MAX_CALL_BYTES, get_recorded_stage
 from gymsdk.errors import (
     BadModelOption,
     BrokenPlugin,
@@ -223,14 +224,20 @@ class MeteredModel:
 
     def _redact(self, value: Item) -> Item:
         """Return a copy of *value* without secrets: texts under secret keys, credentials in URLs, and known secrets."""
-        try:
-            plain = parse_json(dump_json(value, replace_surrogates=True, default=str))
-        except (TypeError, ValueError) as error:
-            return {"left_out": str(error)}
         options = getattr(self.model, "options", None)
         secrets = [*self.secrets, *(options.secrets if isinstance(options, ModelOptions) else ())]
-        copy: Item = redact_texts(redact_settings(plain), secrets)
-        return copy
+        try:
+            data = dump_json(value, replace_surrogates=True, default=str)
+            if len(data) > MAX_CALL_BYTES:
+                return {"left_out": f"{len(data):,} bytes"}
+            redacted: Item = map_values(
+                lambda _, part: redact(part, secrets) if isinstance(part, str) else part,
+                redact_settings(parse_json(data)),
+            )
+        except (TypeError, ValueError, RecursionError) as error:
+            # The call itself may succeed all the same.
+            return {"left_out": str(error)}
+        return redacted
 
     async def _query(self, request: Item, episode: Episode | None) -> Item:
         label = f"the {self.role} model"

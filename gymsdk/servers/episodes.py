@@ -152,16 +152,15 @@ class EpisodeService:
 
     async def verify(self, request: Request) -> Response:
         """Judge a response to a row, in the state of its session if there is one."""
-        state = get_state(request.scope)
         content = await read_json_object(request)
-        row_request = parse_row_request(content, self.environment, rollout=state.rollout_id)
+        row_request = self.parse_row(request, content)
         response = parse_response(content)
         items = strip_server_prefix(response["output"], self._name)
         end_reason = infer_end_reason(row_request.options, response)
-        session = self.sessions.find(state.token, request.scope) if state.token else None
+        session = self.find_session(request)
         # The state that a replay builds may differ from the lost one.
         has_calls = any(item.get("type") == "function_call" for item in items)
-        if state.is_lost and self.environment.needs_replay and has_calls:
+        if get_state(request.scope).is_lost and self.environment.needs_replay and has_calls:
             raise RequestRejected(
                 503, LOST_STATE_MESSAGE, retry_after=RETRY_AFTER_SECONDS, **SESSION_LOST | {"stage": "verify"}
             )
@@ -196,7 +195,8 @@ class EpisodeService:
         Raises:
             RequestRejected: The path of the request names another rollout than the session's.
         """
-        return self.sessions.find(get_state(request.scope).token, request.scope)
+        token = get_state(request.scope).token
+        return self.sessions.find(token, request.scope) if token else None
 
     async def _forward_to_owner(self, request: Request, session_id: str, content: Item) -> Response | None:
         """Return the response of the worker that has a session, `None` if that is this process."""

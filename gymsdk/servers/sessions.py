@@ -143,7 +143,7 @@ class StoredSession:
         """Release the resources of the session."""
 
     def make_small(self) -> None:
-        """Drop what only a repeated request for the verdict would get, and that it can do without."""
+        """Drop data that a client needs no more, although it may repeat its request for the verdict."""
 
     def build_close_reply(self) -> Any:
         """Return the reply to the request that closes the session, and to its repetitions."""
@@ -221,7 +221,7 @@ class Session(StoredSession):
             self.opened, self.earlier = None, ()
 
     def make_small(self) -> None:
-        """Drop the calls of judges and user models, up to a megabyte, which the verdict was sent with."""
+        """Drop the calls of judges and user models, up to a megabyte: the first answer with the verdict had them."""
         if self.verdict is not None:
             self.verdict.record.leave_out_calls()
 
@@ -498,7 +498,7 @@ class SessionStore(Generic[S]):
         return min(LEFT_SESSION_SECONDS, self._ttl)
 
     async def sweep(self) -> None:
-        """Close expired sessions, except sessions in use, and make those small that clients need no more."""
+        """Close expired sessions, except sessions in use, and make those small that were judged a while ago."""
         now = self._clock()
         for session in self._iter_judged(now):
             session.make_small()
