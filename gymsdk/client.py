@@ -17,7 +17,7 @@ from gymsdk.http import client as http
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
 from gymsdk.http.tls import get_reachable_host, is_loopback_url
 from gymsdk.jsonl import is_finite_number, parse_json
-from gymsdk.line import StoredRollout, parse_error_record
+from gymsdk.line import StoredRollout, parse_record_field
 from gymsdk.types import ROLLOUT_FIELDS, UNMASKED_FIELDS, Item, Row
 
 DEFAULT_HEAD_URL = "http://127.0.0.1:11000"
@@ -357,7 +357,7 @@ def parse_failure(response: HttpResponse) -> EpisodeError | None:
         retryable=retryable if isinstance(retryable, bool) else is_server_error,
         retry_after=response.retry_after,
     )
-    failure.record = parse_error_record(body)
+    failure.record = parse_record_field(body)
     return failure
 
 
@@ -401,7 +401,9 @@ def parse_verdict(body: Row, row: Row) -> RemoteVerdict:
     if (found := answer.find_no_reward(row)) is not None:
         if not found.is_declared:
             raise build_bad_answer_error(found.message, "verify")
-        raise Unscorable(found.message, kind=found.kind, stage="verify", retryable=answer.terminal is not True)
+        error = Unscorable(found.message, kind=found.kind, stage="verify", retryable=answer.terminal is not True)
+        error.record = parse_record_field(body)
+        raise error
     components = body.get("reward_components") or {}
     if not isinstance(components, dict) or not all(map(is_finite_number, components.values())):
         excerpt = str(components)[:MAX_EXCERPT_CHARS]

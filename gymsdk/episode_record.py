@@ -41,6 +41,16 @@ class EpisodeRecord:
         """Return a record with all calls left out."""
         return EpisodeRecord([*self.step_rewards], left_out=self.left_out + len(self.calls))
 
+    @property
+    def call_count(self) -> int:
+        """The number of calls, including those that were left out."""
+        return self.left_out + len(self.calls)
+
+    def select_calls(self, first: int) -> EpisodeRecord:
+        """Return a record of the calls after the *first* ones, without rewards."""
+        kept = first - self.left_out
+        return EpisodeRecord(calls=self.calls[max(kept, 0) :], left_out=max(-kept, 0))
+
     def add_call(self, call: dict[str, Any], size: int) -> None:
         """Add a call of *size* bytes.
 

@@ -17,7 +17,7 @@ from pydantic import ConfigDict
 
 from gymsdk import __version__, jsonl, responses
 from gymsdk.episode_record import EpisodeRecord
-from gymsdk.errors import BadRow, EpisodeError
+from gymsdk.errors import BadRow
 from gymsdk.jsonl import is_finite_number
 from gymsdk.types import AGENT_SUFFIX, STEPS_COMPONENT, Failure, Item, Outcome, Rollout, Row, Timing, Usage, Verdict
 from gymsdk.working_folder import shorten_path
@@ -515,8 +515,8 @@ def read(path: Path, *, is_failure: bool = False) -> Iterator[StoredRollout]:
         yield parse(data, number=number - 1, where=f"{shown}:{number}", is_failure=is_failure)
 
 
-def parse_error_record(body: Row) -> EpisodeRecord | None:
-    """Return the record in a server's answer for a failed episode, `None` if there is none."""
+def parse_record_field(body: Row) -> EpisodeRecord | None:
+    """Return the record of an episode in a server's answer without a reward, `None` if there is none."""
     host = get_object(body, HOST)
     return _parse_record(host) if host else None
 
@@ -589,9 +589,9 @@ def build_verified_fields(reward: float, components: Row, fields: Row, details: 
     return {**fields, "reward": reward, **parts, HOST: host}
 
 
-def build_error_fields(error: EpisodeError) -> Row:
-    """Return the fields that a server adds to the answer for a failed episode: its record, if it has one."""
-    fields = {} if error.record is None else _build_record_fields(error.record)
+def build_record_field(record: EpisodeRecord | None) -> Row:
+    """Return the field that a server adds to an answer without a reward: the record of its episode, if it has one."""
+    fields = {} if record is None else _build_record_fields(record)
     return {HOST: fields} if fields else {}
 
 

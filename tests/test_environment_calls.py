@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import pyarrow.parquet as pq
 import pytest
 from deployed import run_command, serving
@@ -19,14 +20,18 @@ from fastapi.responses import JSONResponse
 from servers.app_helpers import app_client, serve_app
 
 from gymsdk import Environment, Unscorable, UsageError, episode_record, jsonl, load, model, play
+from gymsdk import client as client_module
 from gymsdk.episode_record import EpisodeRecord
 from gymsdk.gym import policy as gym_policy
 from gymsdk.line import StoredRollout, build_line
 from gymsdk.models.scripted import ScriptedModel
+from gymsdk.responses import build_message
 from gymsdk.rollouts.reverify import StoredRun, open_local_judge, reverify
 from gymsdk.runs import read
 from gymsdk.servers import agent, resources
 from gymsdk.servers.remote import RemoteEnvironment
+from gymsdk.servers.remote_turns import TurnEnvironment
+from gymsdk.types import Budget
 
 KEY = "sk-of-the-judge-4711"
 
@@ -82,6 +87,8 @@ async def verify(task: Said, transcript, config: Settings):
     metadata = {"api_key": "hidden-1", "note": f"from http://user:hidden-2@host/ with {secret}"}
     options = {"temperature": 0.25, "metadata": metadata}
     answer = await query(config.judge, f"grade {task.word} {config.broken}", logprobs=True, **options)
+    if config.broken == "unsure":
+        raise Unscorable("the judge is unsure")
     return Verdict(reward=float(task.word in answer))
 """
 
@@ -138,6 +145,9 @@ def build_row(number: int) -> dict[str, Any]:
     return {"responses_create_params": {"input": "Say it."}, "word": f"word-{number}"}
 
 
+OURS = {"x-gymsdk-client": "1"}
+
+
 @pytest.fixture
 def player(policy: Callable[..., ScriptedModel]) -> Callable[[int], ScriptedModel]:
     """Return a function that builds a policy for the row with this number."""
@@ -146,10 +156,14 @@ def player(policy: Callable[..., ScriptedModel]) -> Callable[[int], ScriptedMode
 
 def check_record(line: dict[str, Any], number: int) -> None:
     """Check that *line* has the calls of the episode with this number, and no secret."""
-    word, host = f"word-{number}", line["gymsdk"]
+    host = line["gymsdk"]
     assert host["step_rewards"] == [0.0, 0.5]
     assert sum(host["step_rewards"]) == line["reward_components"]["steps"]
-    calls = host["environment_calls"]
+    check_calls(host["environment_calls"], number)
+
+
+def check_calls(calls: list[dict[str, Any]], number: int) -> None:
+    word = f"word-{number}"
     assert [(call["role"], call["stage"], call.get("step")) for call in calls] == [
         ("user", "reset", None),
         ("user", "step", 0),
@@ -249,11 +263,7 @@ async def test_a_verdict_that_is_asked_for_twice_has_its_calls_once_and_none_aft
         output = [
             {"type": "function_call", "call_id": "1", "name": "ask", "arguments": '{"text": "word-3"}'},
             {"type": "function_call_output", "call_id": "1", "output": "echo"},
-            {
-                "type": "message",
-                "role": "assistant",
-                "content": [{"type": "output_text", "text": "x", "annotations": []}],
-            },
+            build_message("x"),
         ]
         body = {**row, "response": {"object": "response", "output": output}}
         first, second = [(await client.post("/verify", json=body)).json() for _ in range(2)]
@@ -285,6 +295,45 @@ async def test_the_policy_of_another_program_does_not_read_the_calls_of_a_judge_
         failing = policy([("ask", {"text": "reset"})])
         remote = await play(RemoteEnvironment(url, "asked"), failing, build_row(3))
     assert [(call["stage"], "error" in call) for call in remote.record.calls] == [("reset", False), ("step", True)]
+
+
+async def test_the_answers_of_a_gymnasium_style_server_have_the_calls_since_the_answer_before(
+    asked: Callable[..., Environment], player: Callable[[int], ScriptedModel]
+) -> None:
+    async with serve_app(resources.create_app(asked())) as url:
+        for budget, stages in ((Budget(), ["reset", "step", "step", "verify"]), (Budget(turns=1), ["reset", "step"])):
+            rollout = await play(TurnEnvironment(url, "asked"), player(5), build_row(5), budget=budget)
+            assert [call["stage"] for call in rollout.record.calls] == stages
+            if budget.turns != 1:
+                check_calls(write(rollout)["gymsdk"]["environment_calls"], 5)
+        response = {"object": "response", "output": [build_message("word-5")]}
+        async with httpx.AsyncClient(base_url=url) as other, httpx.AsyncClient(base_url=url, headers=OURS) as own:
+            for path, body, stages in (
+                ("/reset", build_row(5), ["reset"]),
+                ("/step", {"response": response, "_ng_step_request_id": "1"}, ["step", "verify"]),
+                ("/step", {"response": response, "_ng_step_request_id": "1"}, ["step", "verify"]),
+            ):
+                sent, shown = [(await client.post(path, json=body)).json() for client in (own, other)]
+                assert [call["stage"] for call in sent.pop("gymsdk")["environment_calls"]] == stages
+                assert sent == shown
+
+
+async def test_a_typed_answer_without_a_verdict_has_the_calls(asked: Callable[..., Environment]) -> None:
+    ids = {"episode_id": {"rollout_id": "r", "attempt": 0}, "task_id": {"taskset": "t", "task_id": "1"}}
+    async with serve_app(resources.create_app(asked(broken="unsure"))) as url:
+        answers = []
+        for name, headers in (("own", OURS), ("other", {})):
+            async with httpx.AsyncClient(base_url=url, headers=headers) as client:
+                seed = {"resources_session_id": name, **ids, "task_data": build_row(5)}
+                (await client.post("/seed_session", json=seed)).raise_for_status()
+                body = {**build_row(5), "response": {"object": "response", "output": [build_message("word-5", id="m")]}}
+                answers.append((await client.post("/verify", json=body)).json())
+    with pytest.raises(Unscorable, match="the judge is unsure") as raised:
+        client_module.parse_verdict(answers[0], build_row(5))
+    assert raised.value.record is not None
+    assert [call["stage"] for call in raised.value.record.calls] == ["reset", "step", "verify"]
+    assert answers[0].pop("gymsdk").keys() == {"step_rewards", "environment_calls"}
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("broken", ["reset", "verify"])

@@ -46,7 +46,7 @@ from gymsdk.edge.request import (
 from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
 from gymsdk.http.pages import PageCheck
 from gymsdk.jsonl import NestingError
-from gymsdk.line import build_error_fields
+from gymsdk.line import build_record_field
 from gymsdk.observability.loop_lag import sample_loop_lag
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.tracing import LogContext
@@ -369,7 +369,7 @@ async def handle_failure(_: Request, error: Exception) -> Response:
         tracing.add_log_fields(stage=error.stage, kind=error.kind)
         detail = {"detail": str(error), "stage": error.stage, "kind": error.kind, "retryable": error.retryable}
         detail["outcome"] = "unscorable" if isinstance(error, Unscorable) else "failed"
-        detail |= build_error_fields(error)
+        detail |= build_record_field(error.record)
         return _build_error_response(detail, 503 if error.retryable else 422, error.retry_after)
     tracing.add_log_fields(kind=_error_kind(error))
     return _build_error_response({"detail": str(error), "kind": _error_kind(error)}, 503, None)

@@ -28,7 +28,14 @@ from gymsdk.episode import (
 )
 from gymsdk.errors import BadRow, Unscorable
 from gymsdk.jsonl import dump_json
-from gymsdk.line import MASK, RESUMABLE_KINDS, WORKER_FAILURE_KINDS, build_failure_fields, build_verified_fields
+from gymsdk.line import (
+    MASK,
+    RESUMABLE_KINDS,
+    WORKER_FAILURE_KINDS,
+    build_failure_fields,
+    build_record_field,
+    build_verified_fields,
+)
 from gymsdk.memory import EpisodeCounter
 from gymsdk.plugins.results import copy_state
 from gymsdk.request_options import describe_opened
@@ -171,9 +178,10 @@ class EpisodeService:
             if session is None or session.kind != "typed":
                 error.retryable = error.retryable or error.kind in RESUMABLE_KINDS | WORKER_FAILURE_KINDS
                 raise
-            return json_response(_build_unscored_row(row_request, content, error))
-        if judged.record.calls and CLIENT_HEADER not in request.headers:
             # An agent of another program may offer this path to its policy as a tool.
+            record = build_record_field(error.record) if CLIENT_HEADER in request.headers else {}
+            return json_response(_build_unscored_row(row_request, content, error) | record)
+        if judged.record.calls and CLIENT_HEADER not in request.headers:
             judged = replace(judged, record=judged.record.without_calls())
         return json_response(self._build_verified_row(row_request, content, judged, judged_session, reason))
 

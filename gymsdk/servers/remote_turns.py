@@ -13,8 +13,10 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 from gymsdk import errors
 from gymsdk.client import build_bad_answer_error, build_failure, parse_object
 from gymsdk.episode import TurnResult
+from gymsdk.episode_record import EpisodeRecord
 from gymsdk.http.client import HttpResponse
-from gymsdk.line import StoredVerdict
+from gymsdk.jsonl import dump_portable_json
+from gymsdk.line import StoredVerdict, parse_record_field
 from gymsdk.request_options import RequestOptions
 from gymsdk.responses import build_function_call_output
 from gymsdk.servers.remote import RemoteEnvironment, RemoteState, open_failure, read_row, read_tools
@@ -104,7 +106,8 @@ class TurnEnvironment(RemoteEnvironment):
         answer = await connection.post("/reset", body, stage="reset", deadline=deadline)
         if not answer.ok:
             raise open_failure(answer, self.name)
-        opened = _parse(Opening, answer, "reset")
+        record = EpisodeRecord()
+        opened = _parse(Opening, answer, "reset", record)
         return Episode(
             id=id,
             seed=seed,
@@ -117,6 +120,7 @@ class TurnEnvironment(RemoteEnvironment):
             tools=read_tools(opened.info.get("tools")) or read_tools(task.responses_create_params.get("tools")),
             repeat=repeat,
             deadline=deadline,
+            record=record,
         )
 
     async def play_turn(self, episode: Episode, response: Item) -> TurnResult:
@@ -133,7 +137,7 @@ class TurnEnvironment(RemoteEnvironment):
         answer = await state.connection.post("/step", body, stage="step", deadline=episode.deadline)
         if not answer.ok:
             raise build_failure(answer, "step")
-        state.last = turn = _parse(TurnAnswer, answer, "step")
+        state.last = turn = _parse(TurnAnswer, answer, "step", episode.record)
         milliseconds = round((time.perf_counter() - started_clock) * 1e3, 3)
         calls = [item for item in response["output"] if item.get("type") == "function_call"]
         runs = [ToolRun(str(call.get("call_id")), str(call.get("name")), started, milliseconds) for call in calls]
@@ -160,9 +164,15 @@ class TurnEnvironment(RemoteEnvironment):
             raise build_failure(answer, "close")
 
 
-def _parse(kind: type[T], answer: HttpResponse, stage: str) -> T:
+def _parse(kind: type[T], answer: HttpResponse, stage: str, record: EpisodeRecord) -> T:
+    """Parse an answer, and add the calls in it to the *record* of the episode."""
+    body = parse_object(answer, stage)
+    sent = parse_record_field(body) or EpisodeRecord()
+    record.left_out += sent.left_out
+    for call in sent.calls:
+        record.add_call(call, len(dump_portable_json(call)))
     try:
-        return kind.model_validate(parse_object(answer, stage))
+        return kind.model_validate(body)
     except ValidationError as error:
         message = f"the answer of {answer.host} is invalid: {errors.format_validation_error(error)}"
         raise build_bad_answer_error(message, stage) from None

@@ -19,8 +19,9 @@ from gymsdk.edge.openapi import RESPONSE_SCHEMA, build_row_schema, document_endp
 from gymsdk.edge.request import get_state, json_response, read_json_object
 from gymsdk.environment import Environment
 from gymsdk.episode import TurnResult
+from gymsdk.episode_record import EpisodeRecord
 from gymsdk.errors import EpisodeError, Failed, Unscorable, convert_error
-from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, build_record_field
 from gymsdk.observability.metrics import ServerMetrics, add_wait_metrics
 from gymsdk.servers import tool_calls
 from gymsdk.servers.episodes import EpisodeService
@@ -153,9 +154,8 @@ class TurnEndpoints:
         get_state(request.scope).token = session.token
         episode = session.episode
         messages = episode.transcript.opening[len(episode.task.input) :]
-        return json_response(
-            {"observation": _messages_to_text(messages), "info": {**CAPABILITIES, "tools": episode.tools}}
-        )
+        answer = {"observation": _messages_to_text(messages), "info": {**CAPABILITIES, "tools": episode.tools}}
+        return json_response(_add_calls(answer, request, episode.record))
 
     async def step(self, request: Request) -> Response:
         """Play one turn of the policy; the reward of the last turn includes the verdict."""
@@ -164,7 +164,9 @@ class TurnEndpoints:
         if step_id is not None and not isinstance(step_id, str):
             raise RequestRejected(422, f"`{REQUEST_ID_FIELD}` must be a string")
         async with self._episodes.lock_playing_session(self._episodes.find_session(request), "turns") as session:
-            return json_response(await _play_turn(session, response, step_id))
+            turn = await _play_turn(session, response, step_id)
+            calls = session.episode.record.select_calls(turn.first_call)
+            return json_response(_add_calls(turn.answer or {}, request, calls))
 
     async def close(self, request: Request) -> Response:
         """Close the episode; closing it twice is no error."""
@@ -176,7 +178,12 @@ class TurnEndpoints:
         return json_response({})
 
 
-async def _play_turn(session: Session, response: Item, step_id: str | None) -> Item:
+def _add_calls(answer: Item, request: Request, record: EpisodeRecord) -> Item:
+    """Add the calls of judges and user models for gymsdk's own clients."""
+    return answer | build_record_field(record) if CLIENT_HEADER in request.headers else answer
+
+
+async def _play_turn(session: Session, response: Item, step_id: str | None) -> Turn:
     turn = session.turn
     if turn is None or not turn.is_open:
         # A client repeats a step whose answer it lost; the tools must not be called twice.
@@ -189,14 +196,14 @@ async def _play_turn(session: Session, response: Item, step_id: str | None) -> I
         raise convert_error(failure, Unscorable) if isinstance(failure, Unscorable) else convert_error(failure, Failed)
     if turn.answer is None:
         turn.answer = await _build_answer(session, turn.effects)
-    return turn.answer
+    return turn
 
 
 async def _begin_turn(session: Session, response: Item, step_id: str | None) -> Turn:
     """Play a new turn; a turn that failed is not played again."""
     if session.runner.is_over:
         raise RequestRejected(409, "the episode is over: POST /reset to start another")
-    turn = Turn(step_id)
+    turn = Turn(step_id, session.episode.record.call_count)
     # `/verify` finds the session of a response by these calls.
     session.calls += iter_tool_calls(response["output"])
     try:

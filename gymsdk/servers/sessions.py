@@ -92,12 +92,14 @@ class Turn:
 
     Attributes:
         request: The client's id of the step.
+        first_call: How many calls of models the episode had made before the turn.
         effects: The effects of the turn.
         answer: The response, once there is one.
         failure: Why the turn failed, if it did.
     """
 
     request: str | None
+    first_call: int = 0
     effects: TurnResult = field(default_factory=TurnResult)
     answer: Item | None = None
     failure: EpisodeError | None = None
