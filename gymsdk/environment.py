@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import typing
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -341,13 +342,22 @@ class Environment:
         Args:
             episode: The episode.
             items: The items of the transcript to replay.
-            calls: Whether to play tool calls; `False` if they have been played already.
+            calls: Whether to play tool calls; `False` if the transcript of *episode* has those played already.
         """
-        for span in iter_turn_spans(items):
-            episode.transcript.items = list(items[: span.stop])
-            for action in get_played_actions(items, span):
-                if not episode.done and (calls or isinstance(action, Message)):
-                    episode.done = (await self.step(episode, action)).done
+        actions: list[Action] = []
+        earlier = episode.transcript.items
+        played = [action for span in iter_turn_spans(earlier) for action in get_played_actions(earlier, span)]
+        try:
+            for span in iter_turn_spans(items):
+                episode.transcript.items = list(items[: span.stop])
+                for action in get_played_actions(items, span):
+                    actions.append(action)
+                    if not episode.done and (calls or isinstance(action, Message)):
+                        episode.done = (await self.step(episode, action)).done
+                        played.append(action)
+        finally:
+            if not calls:
+                _order_steps(episode.record, played, actions)
         episode.transcript.items = list(items)
 
     # Further hooks
@@ -453,6 +463,37 @@ def _refuse_call(episode: Episode, action: Action) -> Step | None:
     if action.name not in offered:
         return Step(output=tools.format_error_output(tools.format_unknown_tool(action.name, offered)))
     return Step(output=tools.format_error_output(tools.SURROGATE_MESSAGE)) if action.has_surrogates() else None
+
+
+def _order_steps(record: EpisodeRecord, played: Sequence[Action], actions: Sequence[Action]) -> None:
+    """Put the steps of a record, those of *played*, into the order of *actions*, as if all had been played in turn."""
+    if not (any(record.step_rewards) or record.calls):
+        return
+    waiting: defaultdict[str, list[int]] = defaultdict(list)
+    for index, action in enumerate(played):
+        waiting[_get_tool_name(action)].append(index)
+    contents = list(map(_get_content, played))
+    order: list[int | None] = []
+    for action in actions:
+        if steps := waiting[_get_tool_name(action)]:
+            content = _get_content(action)
+            # An agent may have added defaults to the arguments: then the first call that is left counts.
+            order.append(steps.pop(next((place for place, step in enumerate(steps) if contents[step] == content), 0)))
+        elif isinstance(action, ToolCall):
+            # The agent answered the call itself, as `step` answers a call of a tool that is not offered.
+            order.append(None)
+    record.order_steps(order)
+
+
+def _get_tool_name(action: Action) -> str:
+    return action.name if isinstance(action, ToolCall) else ""
+
+
+def _get_content(action: Action) -> object:
+    """Return what tells an action from others of its tool; an agent may have sent a call without its nulls."""
+    if isinstance(action, Message):
+        return action.content
+    return {name: value for name, value in (action.parsed() or {}).items() if value is not None}
 
 
 def _build_episode_deadline(deadline: float | None) -> Deadline:

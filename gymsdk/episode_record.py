@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field
@@ -40,6 +41,19 @@ class EpisodeRecord:
     def without_calls(self) -> EpisodeRecord:
         """Return a record with all calls left out."""
         return EpisodeRecord([*self.step_rewards], left_out=self.left_out + len(self.calls))
+
+    def order_steps(self, order: Sequence[int | None]) -> None:
+        """Put the steps into another order.
+
+        Args:
+            order: The indices of the steps; `None` stands for a step that was not recorded. The others come last.
+        """
+        steps = [*order, *sorted({*range(len(self.step_rewards))} - {*order})]
+        places = {step: place for place, step in enumerate(steps)}
+        self.step_rewards = [0.0 if step is None else self.step_rewards[step] for step in steps]
+        self.calls = [
+            call | {"step": places.get(call["step"], call["step"])} if "step" in call else call for call in self.calls
+        ]
 
     @property
     def call_count(self) -> int:

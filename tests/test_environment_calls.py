@@ -234,6 +234,65 @@ def test_episodes_that_fail_with_one_error_have_their_own_records() -> None:
     assert [error.record for error in errors] == records
 
 
+PAYING = """
+from gymsdk import *
+
+class Settings(Config):
+    judge: Model
+
+async def pay(amount: int, note: str | None = None) -> str:
+    "Pay."
+    return "paid"
+
+@hookimpl
+def tools():
+    return [pay]
+
+@hookimpl
+async def step(action, config: Settings):
+    text = action.arguments if isinstance(action, ToolCall) else action.text
+    await config.judge.respond({"input": [{"role": "user", "content": text}]})
+    if isinstance(action, ToolCall):
+        return Step(reward=float(action.parsed()["amount"]), output="paid")
+    return Step(reward=-float(text), messages=["go on"], done=text == "6")
+
+@hookimpl
+def verify():
+    return Verdict(reward=0.0)
+"""
+
+
+@pytest.mark.parametrize("sent", ["in order", "two in another order"])
+async def test_the_rewards_of_steps_are_in_the_order_of_the_steps(
+    made: Callable[..., ModuleType],
+    judge: str,
+    policy: Callable[..., ScriptedModel],
+    sent: str,
+) -> None:
+    environment = Environment("paying", made(PAYING, "made_paying"), {"judge": judge})
+    row = {"responses_create_params": {"input": "Pay."}}
+    amounts = [{"amount": 2, "note": None}, {"amount": 3, "note": None}, {"amount": 5}]
+    turns = ["1", [("pay", amounts[0]), ("pay", amounts[1])], "4", [("steal", {}), ("pay", amounts[2])], "6"]
+    local = await play(environment, policy(*turns), row)
+    async with serve_app(resources.create_app(environment)) as url, httpx.AsyncClient(headers=OURS) as client:
+        body = row | {"response": local.response}
+        stateless = (await client.post(f"{url}/verify", json=body)).json()
+        await client.post(f"{url}/seed_session", json=row)
+        for amount in (2, 3, 5) if sent == "in order" else (3, 5, 2):
+            (await client.post(f"{url}/pay", json={"amount": amount})).raise_for_status()
+        played = (await client.post(f"{url}/verify", json=body)).json()
+        by_turns = await play(TurnEnvironment(url, "paying"), policy(*turns), row)
+    async with app_client(agent.create_app(environment, policy(*turns))) as client:
+        run = (await client.post("/run", json=row)).json()
+    for line in (write(local), stateless, played, run):
+        host = line["gymsdk"]
+        assert host["step_rewards"] == [-1, 2, 3, -4, 0, 5, -6]
+        asked = {call["step"]: call["request"]["input"][0]["content"] for call in host["environment_calls"]}
+        words = {step: re.sub(r"\D", "", text) for step, text in asked.items()}
+        assert words == dict(zip([0, 1, 2, 3, 5, 6], "123456", strict=True))
+    assert by_turns.record.step_rewards == [-1, 5, -4, 5, -6]
+
+
 async def test_concurrent_episodes_behind_servers_have_the_same_lines(
     asked: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:

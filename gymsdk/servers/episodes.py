@@ -522,7 +522,9 @@ def _copy_episode(episode: Episode, environment: Environment, request: RowReques
         episode,
         task=task,
         state=copy_state(episode.state) if environment.needs_replay else episode.state,
-        transcript=Transcript(opening=opening if has_prompt else [*task.input, *opening]),
+        transcript=Transcript(
+            opening=opening if has_prompt else [*task.input, *opening], items=episode.transcript.items
+        ),
         record=episode.record.copy(),
         deadline=asyncio.get_running_loop().time() + MAX_BUDGET.seconds,
     )
