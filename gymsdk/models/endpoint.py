@@ -341,8 +341,10 @@ class Upstream:
             call.is_answered = answer.ok
             revealed, is_faulty = reveal_error(answer)
             call.refuses_role = refuses_role(revealed)
+            if not is_faulty:
+                return revealed
             reason = f"{answer.host} answered {answer.status} with {answer.text[:MAX_EXCERPT_CHARS]!r}"
-            if not (is_faulty and await self._wait_to_retry(call, reason)):
+            if not await self._wait_to_retry(call, reason):
                 return revealed
 
     async def _wait_to_retry(self, call: Call, reason: str) -> bool:
