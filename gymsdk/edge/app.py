@@ -176,8 +176,8 @@ class RoutingMiddleware:
     async def _handle_counted(
         self, request_context: LogContext, state: RequestState, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        started, status, is_counted = time.perf_counter(), SERVER_ERROR, scope["path"] not in UNLOGGED_PATHS
-        sent = 0
+        started, is_counted = time.perf_counter(), scope["path"] not in UNLOGGED_PATHS
+        status = sent = 0
 
         async def send_counted(message: MutableMapping[str, Any]) -> None:
             nonlocal status, sent
@@ -194,12 +194,17 @@ class RoutingMiddleware:
             await self._app(scope, receive, send_counted)
         except asyncio.CancelledError:
             # Only the stop of the server cancels a request, and answers it with `STOPPED_ERROR`.
-            status = STOPPED_ERROR.status if status == SERVER_ERROR else status
+            status = status or STOPPED_ERROR.status
             raise
         except Exception as error:
-            tracing.add_log_fields(error=type(error).__name__)
+            # Once a response has begun, Starlette raises another error in place of one that it has a handler for.
+            hidden = error.__cause__ if status and type(error) is RuntimeError else None
+            tracing.add_log_fields(error=type(hidden or error).__name__)
+            if hidden is not None:
+                raise hidden from hidden.__cause__
             raise
         finally:
+            status = status or SERVER_ERROR
             self._metrics.in_flight -= is_counted
             seconds, route = time.perf_counter() - started, getattr(scope.get("route"), "path", OTHER_ROUTE)
             self._metrics.record_response(route, status, seconds, received=state.received, sent=sent)

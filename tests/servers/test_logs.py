@@ -19,10 +19,11 @@ import httpx
 import pytest
 from fastapi import Request
 
-from gymsdk import UsageError
+from gymsdk import Failed, UsageError
 from gymsdk.config.model import LogConfig
 from gymsdk.edge.app import create_app
 from gymsdk.edge.request import json_response
+from gymsdk.edge.streams import StreamedResponse, StreamResult
 from gymsdk.models.registry import model
 from gymsdk.observability.logging import FLUSH_SECONDS, LogHandler, LogRelay, log_to
 from gymsdk.observability.metrics import ServerMetrics
@@ -194,12 +195,30 @@ async def lamp(tmp_path):
     async def echo_request_id(request: Request):
         return json_response({"request": request.headers.get("x-request-id")})
 
+    async def fail_in_stream(_: Request) -> StreamedResponse:
+        async def end() -> StreamResult:
+            await asyncio.sleep(0.05)
+            raise Failed("of 424242", kind="model_error")
+
+        return StreamedResponse(end, beat=b": waiting\n\n", every=0.01)
+
     app.add_api_route("/breaks", fail, methods=["POST"])
+    app.add_api_route("/breaks_later", fail_in_stream, methods=["POST"], response_model=None)
+    app.add_post("/breaks_later_directly", fail_in_stream, response_model=None)
     app.add_api_route("/carries", echo_request_id, methods=["POST"])
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
         async with httpx.AsyncClient(transport=transport, base_url="http://lamp.test") as client:
             yield client, lambda: lines(tmp_path / "lamp.log")
+
+
+@pytest.mark.parametrize("path", ["/breaks_later", "/breaks_later_directly"])
+async def test_an_exception_after_the_begin_of_a_stream_is_logged_by_its_own_type(lamp, path):
+    client, read_log = lamp
+    response = await client.post(path)
+    assert (response.status_code, response.text[:9]) == (200, ": waiting")
+    [line] = read_log()
+    assert (line["fields"]["status"], line["fields"]["error"]) == (200, "Failed")
 
 
 async def test_an_exception_is_logged_by_its_type_and_an_invalid_request_id_replaced(lamp, tmp_path):
