@@ -15,7 +15,7 @@ from gymsdk import credentials
 from gymsdk.cluster.directory import WATCH_SECONDS, InstanceDirectory, wait_while_alive
 from gymsdk.cluster.reports import Instance, Kind
 from gymsdk.edge.app import ROLLOUT_PREFIX_PATTERN, build_rejection
-from gymsdk.edge.cookies import parse_instance_id, tokens_in_request
+from gymsdk.edge.cookies import KEY_HEADER, parse_instance_id, tokens_in_request
 from gymsdk.edge.errors import RETRY_AFTER_SECONDS, RequestRejected
 from gymsdk.edge.request import (
     FORWARDED_HEADER,
@@ -30,7 +30,6 @@ from gymsdk.edge.request import (
 )
 from gymsdk.errors import EpisodeError
 from gymsdk.http import client
-from gymsdk.servers.sessions import KEY_HEADER
 
 SESSIONLESS_PATHS = frozenset({"/aggregate_metrics", "/run"})
 """POST paths that belong to no session."""

@@ -21,6 +21,10 @@ from gymsdk.jsonl import dump_json
 BROKEN_MESSAGE = "the server failed on this request; see its log for details"
 
 
+KEY_HEADER = "X-NeMo-Gym-Session-Token"
+"""Request header with a session's key."""
+
+
 UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]")
 """Characters that a cookie's name cannot contain."""
 

@@ -325,16 +325,14 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     metrics = metrics or ServerMetrics(server_name)
     runs = RunService(environment, model, budget=budget, concurrency=concurrency, queue=queue, owners=owners)
     locator = resources or (environment if isinstance(environment, SessionLocator) else None)
-    # A closed session's id stays in use, so its worker must answer for it, too.
-    session_owners = None if owners is None else owners.with_scope("session", seconds=ttl)
     sessions: SessionStore[AgentSession] = SessionStore(
         "an agent session",
         ttl=ttl,
         max_sessions=max_sessions,
         instance=peers.instance if peers else None,
-        claims=session_owners,
+        owners=owners,
     )
-    agent = AgentEndpoints(server_name, runs, locator, sessions, owners=session_owners)
+    agent = AgentEndpoints(server_name, runs, locator, sessions)
     metrics.add_gauge("episodes_playing", "Episodes that are being played.", lambda: runs.slots.taken)
     metrics.add_gauge("episodes_waiting", "Episodes that wait for a free slot.", lambda: runs.slots.waiting)
     metrics.add_counter("episode_queue_seconds", "Seconds that episodes waited for a slot.", lambda: runs.slots.waited)
@@ -367,7 +365,6 @@ class AgentEndpoints:
         runs: Plays rows.
         resources: Where callers open their sessions, if they can have any.
         sessions: The open sessions.
-        owners: Finds the worker that has a session, if several processes serve the agent.
     """
 
     def __init__(
@@ -376,10 +373,7 @@ class AgentEndpoints:
         runs: RunService,
         resources: SessionLocator | None,
         sessions: SessionStore[AgentSession],
-        *,
-        owners: Ownership | None = None,
     ) -> None:
-        self._owners = owners
         self._sessions = sessions
         self._name = name
         self._runs = runs
@@ -415,7 +409,9 @@ class AgentEndpoints:
         content = await read_json_object(request)
         request_body = parse_body(OpenAgentSession, content)
         check_rollout_path(request_body.episode_id, request.scope)
-        if (forwarded := await self._forward_to_owner(request, request_body.agent_session_id, content)) is not None:
+        if (
+            forwarded := await self._sessions.forward_to_owner(request, request_body.agent_session_id, content)
+        ) is not None:
             return forwarded
         name, token = request_body.agent_session_id, self._get_token(request)
         session = await self._sessions.find_repeated(name, request_body, request, token)
@@ -439,7 +435,7 @@ class AgentEndpoints:
         name, episode = request_body.agent_session_id, request_body.episode_id
         own = self._sessions.find_by_token(self._get_token(request))
         check_cookie_id(own.name if own else None, name)
-        if (forwarded := await self._forward_to_owner(request, name, content)) is not None:
+        if (forwarded := await self._sessions.forward_to_owner(request, name, content)) is not None:
             return forwarded
         if (session := self._sessions.find_to_close(name, episode)) is not None:
             await self._sessions.close(session)
@@ -449,12 +445,6 @@ class AgentEndpoints:
     async def aggregate(self, request: Request) -> Response:
         """Return the metrics of verified rows."""
         return json_response(await self._runs.aggregate(await read_json_object(request)))
-
-    async def _forward_to_owner(self, request: Request, session_id: str, content: Item) -> Response | None:
-        """Return the response of the worker that has a session, `None` if that is this process."""
-        if self._owners is None:
-            return None
-        return await self._owners.forward(request, session_id, content)
 
     def _check_agent_ref(self, row: Row) -> None:
         """Reject a row whose `agent_ref` names another agent."""

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from fastapi import Request, Response
 
 from gymsdk import responses, tracing
-from gymsdk.cluster.workers import Ownership
+from gymsdk.edge.cookies import KEY_HEADER
 from gymsdk.edge.errors import RequestRejected
 from gymsdk.edge.request import get_state, json_response, read_json_object
 from gymsdk.environment import Environment
@@ -58,7 +58,6 @@ from gymsdk.servers.requests import (
 )
 from gymsdk.servers.session_clients import CLIENT_HEADER, SessionClient, check_cookie_id, check_rollout_path
 from gymsdk.servers.sessions import (
-    KEY_HEADER,
     RETRY_AFTER_SECONDS,
     Session,
     SessionKind,
@@ -100,7 +99,6 @@ class EpisodeService:
         budget: The largest budget of an episode.
         name: The server's name; the environment's by default.
         with_mcp: Whether `/seed_session` returns the access to `/mcp`.
-        owners: Finds the worker that has a session with an id of the client's choice.
     """
 
     def __init__(
@@ -111,14 +109,12 @@ class EpisodeService:
         *,
         name: str | None = None,
         with_mcp: bool = False,
-        owners: Ownership | None = None,
     ) -> None:
         self.environment = environment
         self.sessions = sessions
         self._budget = budget or MAX_BUDGET
         self._name = name or environment.name
         self._with_mcp = with_mcp
-        self._owners = owners
         self._counter = EpisodeCounter()
         self._seeding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -128,7 +124,7 @@ class EpisodeService:
         if "resources_session_id" in content:
             seed = parse_body(SeedRequest, content)
             check_rollout_path(seed.episode_id, request.scope)
-            forwarded = await self._forward_to_owner(request, seed.resources_session_id, content)
+            forwarded = await self.sessions.forward_to_owner(request, seed.resources_session_id, content)
             return forwarded or await self._open_typed(request, seed)
         row_request = self.parse_row(request, content)
         session = await self.open_session(row_request, "tools", previous=self.find_session(request))
@@ -149,7 +145,7 @@ class EpisodeService:
             if episode is not None:
                 check_rollout_path(episode, request.scope)
             check_cookie_id(session.name if session else None, name)
-            if (forwarded := await self._forward_to_owner(request, name, content)) is not None:
+            if (forwarded := await self.sessions.forward_to_owner(request, name, content)) is not None:
                 return forwarded
             # A policy does not know this id, so the client itself has asked.
             session, trusted = self.sessions.find_to_close(name, episode), True
@@ -205,12 +201,6 @@ class EpisodeService:
         """
         token = get_state(request.scope).token
         return self.sessions.find(token, request.scope) if token else None
-
-    async def _forward_to_owner(self, request: Request, session_id: str, content: Item) -> Response | None:
-        """Return the response of the worker that has a session, `None` if that is this process."""
-        if self._owners is None:
-            return None
-        return await self._owners.forward(request, session_id, content)
 
     async def _open_typed(self, request: Request, seed: SeedRequest) -> Response:
         # A client that loses the response sends the request again, even while the first one is still running.

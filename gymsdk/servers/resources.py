@@ -67,10 +67,8 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     """
     server_name = name or environment.name
     metrics = metrics or ServerMetrics(server_name)
-    # A closed session's id stays in use, so its worker must answer for it, too.
-    owners = None if owners is None else owners.with_scope("session", seconds=ttl)
     sessions: SessionStore[Session] = SessionStore(
-        ttl=ttl, max_sessions=max_sessions, instance=peers.instance if peers else None, claims=owners
+        ttl=ttl, max_sessions=max_sessions, instance=peers.instance if peers else None, owners=owners
     )
     metrics.add_gauge("sessions_open", "Open sessions.", lambda: len(sessions))
     metrics.add_gauge("offloaded_calls_waiting", "Offloaded calls that wait for a worker.", count_waiting_calls)
@@ -98,7 +96,7 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     if peers is not None:
         # Added last, so that it runs first: the other instance sets its own cookie.
         app.add_middleware(ForwardingMiddleware, cookie=cookie_name("ResourcesServer", server_name), peers=peers)
-    episodes = EpisodeService(environment, sessions, budget, name=server_name, with_mcp=with_mcp, owners=owners)
+    episodes = EpisodeService(environment, sessions, budget, name=server_name, with_mcp=with_mcp)
     _add_routes(app, episodes)
     if with_mcp:
         tool_calls.mcp_add_routes(app, episodes, server_name)

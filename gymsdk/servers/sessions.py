@@ -14,12 +14,12 @@ from itertools import islice, takewhile
 from types import SimpleNamespace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
-from fastapi import Request
+from fastapi import Request, Response
 from pydantic import BaseModel
 
+from gymsdk.cluster.workers import Ownership
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.edge.errors import RequestRejected, ServerOverloaded
-from gymsdk.edge.limits import Claims
 from gymsdk.edge.request import Scope
 from gymsdk.episode import EpisodeRunner, JudgedEpisode, TurnResult
 from gymsdk.errors import EpisodeError
@@ -30,9 +30,6 @@ from gymsdk.types import Episode, Item, Task, ToolCall
 
 RETRY_AFTER_SECONDS = 5.0
 """`Retry-After` in seconds when no further session can be opened."""
-
-KEY_HEADER = "X-NeMo-Gym-Session-Token"
-"""Request header with a session's key."""
 
 LEFT_SESSION_SECONDS = 600.0
 """Seconds from the last use to the close of a session that its client left without a request for a verdict."""
@@ -240,7 +237,8 @@ class SessionStore(Generic[S]):
         max_sessions: The largest number of open sessions.
         instance: The id of this instance, if several servers have the same name; each token then starts with it.
         clock: Returns the time in seconds.
-        claims: Keeps the ids of the client's sessions claimed while the sessions are open, and some time longer.
+        owners: Finds the worker that has a session whose id the client chose, if several processes serve the port. This
+            process owns these ids while the sessions are open, and some time longer.
     """
 
     def __init__(
@@ -251,10 +249,11 @@ class SessionStore(Generic[S]):
         max_sessions: int = DEFAULT_MAX_SESSIONS,
         instance: str | None = None,
         clock: Callable[[], float] = time.monotonic,
-        claims: Claims | None = None,
+        owners: Ownership | None = None,
     ) -> None:
         self._noun = noun
-        self._claims = claims
+        # A closed session's id stays in use, so its worker must answer for it, too.
+        self._owners = None if owners is None else owners.with_scope("session", seconds=ttl)
         self._instance = instance
         self._ttl = ttl
         self._max_sessions = max_sessions
@@ -298,6 +297,10 @@ class SessionStore(Generic[S]):
                 # A bug in closing one session must not keep the others from being closed.
                 log.exception("failed to close expired sessions")
 
+    async def forward_to_owner(self, request: Request, name: str, content: Item) -> Response | None:
+        """Return the response of the worker that has the session *name*, `None` if that is this process."""
+        return None if self._owners is None else await self._owners.forward(request, name, content)
+
     def create_token(self) -> str:
         """Return a new secret for the cookie of a session."""
         secret = secrets.token_urlsafe(24)
@@ -314,8 +317,8 @@ class SessionStore(Generic[S]):
         self._open[session.token] = session
         if session.name is not None:
             self._named[session.name] = session
-            if self._claims is not None:
-                self._claims.hold(session.name)
+            if self._owners is not None:
+                self._owners.hold(session.name)
         return session
 
     async def check_capacity(self, name: str | None = None, client: SessionClient | None = None) -> None:
@@ -482,8 +485,8 @@ class SessionStore(Generic[S]):
             self._named.pop(session.name, None)
             episode = session.client.episode if session.client else None
             self._closed_names.add(session.name, episode, session.build_close_reply())
-            if self._claims is not None:
-                self._claims.let_go(session.name, is_kept=True)
+            if self._owners is not None:
+                self._owners.let_go(session.name, is_kept=True)
         if session.key is not None:
             self._keyed.pop(session.key, None)
         self._start_close(session)

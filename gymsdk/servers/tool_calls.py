@@ -17,6 +17,7 @@ from starlette.routing import Route
 from gymsdk import tools
 from gymsdk.client import parse_failure, parse_value
 from gymsdk.edge.app import ServerApp
+from gymsdk.edge.cookies import KEY_HEADER
 from gymsdk.edge.errors import RequestRejected
 from gymsdk.edge.openapi import document_endpoint
 from gymsdk.edge.request import json_response, read_body, read_json_object
@@ -27,7 +28,7 @@ from gymsdk.http.client import Cookies, HttpResponse
 from gymsdk.jsonl import dump_json, parse_json
 from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.matching import RESERVED_PATHS
-from gymsdk.servers.sessions import KEY_HEADER, Session
+from gymsdk.servers.sessions import Session
 from gymsdk.tools import is_content_list
 from gymsdk.types import Content, Item, Step, ToolCall
 
