@@ -143,9 +143,6 @@ IGNORED_SERVER_KEYS = frozenset(
 OVERFLOW_KEY = "propagate_context_overflow_errors"
 """The key of every model server for errors where a prompt does not fit the context."""
 
-GYMSDK_MODEL_KEYS = frozenset({"model", *ModelOptions.model_fields} - INTERNAL_OPTIONS)
-"""The keys of the implementation `gymsdk_model`."""
-
 EPISODE_TIMEOUT_KEY = "default_episode_timeout_seconds"
 
 BUDGET_KEYS = frozenset(list_keys(AgentServerConfig).keys() - {EPISODE_TIMEOUT_KEY})
@@ -171,22 +168,28 @@ RENAMED_KEYS: dict[str, dict[str, str]] = {
 }
 """The option of `gymsdk.model` for each key of NeMo Gym's model servers that has another name."""
 
-RENAMED_OPTIONS = {key: option for keys in RENAMED_KEYS.values() for key, option in keys.items()}
+_RENAMED_OPTIONS = {key: option for keys in RENAMED_KEYS.values() for key, option in keys.items()}
+_OPTIONS = {option: option for option in sorted({"model", *ModelOptions.model_fields} - INTERNAL_OPTIONS)}
+# Each server of NeMo Gym also takes the keys of the others, except for the endpoint and for earlier reasoning.
+_SHARED_OPTIONS = {
+    key: option
+    for key, option in _RENAMED_OPTIONS.items()
+    if option not in {"base_url", "api_key", "model", "thoughts"}
+}
+MODEL_OPTIONS: dict[str, dict[str, str]] = {
+    "gymsdk_model": _OPTIONS,
+    **{server: _OPTIONS | _SHARED_OPTIONS | keys for server, keys in RENAMED_KEYS.items()},
+}
+"""The option of `gymsdk.model` that each key of each implementation of a model server sets."""
 
-TRANSLATED_KEYS = {key for key, option in RENAMED_OPTIONS.items() if option in {"api", "retries", "thoughts"}}
+TRANSLATED_KEYS = {key for key, option in _RENAMED_OPTIONS.items() if option in {"api", "retries", "thoughts"}}
 """The keys of NeMo Gym's model servers with values that are translated, too."""
 
-HEADER_KEYS = frozenset({"headers"} | {key for key, option in RENAMED_OPTIONS.items() if option == "headers"})
+HEADER_KEYS = frozenset({"headers"} | {key for key, option in _RENAMED_OPTIONS.items() if option == "headers"})
 """The keys of model servers with HTTP headers."""
 
 IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
-    "gymsdk_model": GYMSDK_MODEL_KEYS,
-    "openai_model": frozenset(
-        {"extra_body", "timeout", "retries", "max_answer", OVERFLOW_KEY, *RENAMED_KEYS["openai_model"]}
-    ),
-    # NeMo Gym reads the tokenizer of a vLLM server, and gymsdk asks the server.
-    "vllm_model": (GYMSDK_MODEL_KEYS - {*RENAMED_KEYS["vllm_model"].values(), "tokenizer"})
-    | RENAMED_KEYS["vllm_model"].keys(),
+    **{server: frozenset(keys) for server, keys in MODEL_OPTIONS.items()},
     "simple_agent": BUDGET_KEYS,
     "gymnasium_agent": BUDGET_KEYS,
     "single_agent_turn": frozenset({EPISODE_TIMEOUT_KEY}),
@@ -236,15 +239,15 @@ _TEXT_OPTIONS = {"model", "tokenizer"} | {
     name for name, field in ModelOptions.model_fields.items() if _is_text_kind(field.annotation) and name != "thoughts"
 }
 MODEL_TEXT_KEYS = _TEXT_OPTIONS | {
-    key for key, option in RENAMED_OPTIONS.items() if option in _TEXT_OPTIONS and key not in TRANSLATED_KEYS
+    key for key, option in _RENAMED_OPTIONS.items() if option in _TEXT_OPTIONS and key not in TRANSLATED_KEYS
 }
 """The keys of model servers with values that are text, in lists and mappings too."""
 
 
 def get_endpoint_keys(implementation: str) -> tuple[str, str, str]:
     """Return the keys of base URL, API key and model in a model server of this *implementation*."""
-    keys = {option: key for key, option in RENAMED_KEYS.get(implementation, {}).items()}
-    return keys.get("base_url", "base_url"), keys.get("api_key", "api_key"), keys.get("model", "model")
+    keys = {option: key for key, option in MODEL_OPTIONS.get(implementation, _OPTIONS).items()}
+    return keys["base_url"], keys["api_key"], keys["model"]
 
 
 def normalize_keys(root: YamlNode) -> YamlNode:
@@ -305,7 +308,9 @@ def is_ignored_key(key: str) -> bool:
 
 def get_used_keys(implementation: str) -> frozenset[str]:
     """Return the keys that gymsdk uses under an *implementation* other than an environment."""
-    return SERVER_KEYS | IMPLEMENTATION_KEYS.get(implementation, frozenset())
+    keys = SERVER_KEYS | IMPLEMENTATION_KEYS.get(implementation, frozenset())
+    # NeMo Gym reads the tokenizer of a vLLM server, and gymsdk asks the server.
+    return keys - get_ignored_keys(implementation)
 
 
 def get_ignored_keys(implementation: str) -> frozenset[str]:

@@ -14,9 +14,8 @@ from typing import Any
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from gymsdk.config.fields import (
-    GYMSDK_MODEL_KEYS,
+    MODEL_OPTIONS,
     OVERFLOW_KEY,
-    RENAMED_OPTIONS,
     TRANSLATED_KEYS,
     get_endpoint_keys,
 )
@@ -59,15 +58,15 @@ def read_model_server(
     try:
         validate_options(config.name, config.options)
     except BadModelOption as error:
-        problems.add(_find_option_place(node, error), f"{format_key_path(path)}: {error}")
+        problems.add(_find_option_place(implementation, node, error), f"{format_key_path(path)}: {error}")
         return None
     return config
 
 
-def _find_option_place(node: YamlNode, error: BadModelOption) -> Place:
+def _find_option_place(implementation: str, node: YamlNode, error: BadModelOption) -> Place:
     """Return the place of the option that *error* is about, under the key that it has in *node*."""
     options = [option_path[0] for option_path, _ in error.setting_errors]
-    keys = {option: key for key, option in RENAMED_OPTIONS.items() if key in node.children}
+    keys = {option: key for key, option in MODEL_OPTIONS[implementation].items() if key in node.children}
     return node.place_of(tuple(keys.get(option, option) for option in options))
 
 
@@ -177,10 +176,10 @@ class _ModelServerReader:
         """Return the options that need no translation of values."""
         options: dict[str, Any] = {}
         for key, value in self._values.items():
-            name = RENAMED_OPTIONS.get(key, key)
+            name = MODEL_OPTIONS[self._implementation].get(key)
             has_effect = value not in ({}, False) or name == OVERFLOW_KEY
-            is_option = name in GYMSDK_MODEL_KEYS - {"base_url", "api_key", "model"}
-            if key not in TRANSLATED_KEYS and is_option and has_effect:
+            is_option = name not in {None, "base_url", "api_key", "model"} and key not in TRANSLATED_KEYS
+            if name and is_option and has_effect:
                 options[name] = self._read_headers(key, value) if name == "headers" else value
         return options
 

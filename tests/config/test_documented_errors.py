@@ -171,5 +171,7 @@ def test_documented_errors_at_start_up_exist_in_the_code() -> None:
 
 def test_every_supported_key_is_documented() -> None:
     documented = set(re.findall(r"`(\w+)`", PAGE))
-    used = fields.TOP_LEVEL_KEYS.union(*fields.IMPLEMENTATION_KEYS.values()) - fields.GYMSDK_MODEL_KEYS
+    used = (
+        fields.TOP_LEVEL_KEYS.union(*fields.IMPLEMENTATION_KEYS.values()) - fields.MODEL_OPTIONS["gymsdk_model"].keys()
+    )
     assert sorted(used - documented - {"disallowed_ports"}) == []

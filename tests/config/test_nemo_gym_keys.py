@@ -159,3 +159,48 @@ def test_the_file_of_an_environment_server_is_built_in() -> None:
     path = "environment_servers/single_agent_turn/configs/single_agent_turn.yaml"
     [block] = load_config([], [f"config_paths=[{path}]"]).servers
     assert (block.name, block.kind) == ("single_agent_turn", "environment_servers")
+
+
+OPTION_VALUES = {
+    "api": "chat",
+    "chat_template_kwargs": "{a: 1}",
+    "extra_body": "{a: 1}",
+    "headers": "{X-A: b}",
+    "max_answer": "4096",
+    "pinned": "{temperature: 1}",
+    "propagate_context_overflow_errors": "true",
+    "retries": "7",
+    "thoughts": "drop",
+    "timeout": "7",
+    "token_interface": "chat",
+    "tokenizer": "gpt2",
+    "tokens": "true",
+    "default_headers": "{X-A: b}",
+    "openai_default_headers": "{X-A: b}",
+    "sampling_overrides": "{temperature: 1}",
+    "return_token_id_information": "true",
+    "max_http_attempts": "7",
+    "drop_input_reasoning_items": "true",
+    "uses_reasoning_parser": "false",
+    "uses_interleaved_reasoning": "false",
+    "preserve_reasoning_in_assistant_content": "true",
+    "forward_session_id_as_conversation_id": "true",
+}
+
+
+@pytest.mark.parametrize("block", [VLLM, OPENAI], ids=["vllm", "openai"])
+@pytest.mark.parametrize("key", OPTION_VALUES)
+def test_a_model_server_says_that_it_ignores_a_key_exactly_if_the_key_has_no_effect(
+    write: Write, block: str, key: str
+) -> None:
+    start = block + "      tokens: true\n" * (key == "token_interface")
+
+    def read(text: str) -> tuple[dict[str, Any], str]:
+        write("a.yaml", text)
+        deployment = load_config(["a.yaml"])
+        [server] = deployment.servers
+        assert isinstance(server.kind_settings, ModelServerConfig)
+        return dict(server.kind_settings.options), "".join([*deployment.notes, *deployment.ignored])
+
+    options_after, notes = read(f"{start}      {key}: {OPTION_VALUES[key]}\n")
+    assert (options_after != read(start)[0]) == (key not in notes)
