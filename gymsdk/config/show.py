@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any
 
+from pydantic import SecretStr
+
 from gymsdk.config.fields import HEADER_KEYS, get_endpoint_keys
 from gymsdk.config.model import MODELS, SERVER_KINDS, Deployment, ModelServerConfig, ServerConfig, Setting
 from gymsdk.config.yaml import (
@@ -21,12 +23,18 @@ from gymsdk.config.yaml import (
     redact_secrets,
     to_plain,
 )
+from gymsdk.credentials import redact
 from gymsdk.http.tls import mask_url, redact_url
 
-SECRET_PATTERN = re.compile(r"secret|passw|passphrase|credential|apikey|bearer|cookie|authorization|conn(ection)?str")
+SECRET_PATTERN = re.compile(
+    r"secret|passw|passphrase|passcode|credential|apikey|bearer|cookie|authorization|conn(ection)?str|jwt|webhook"
+    r"|(private|priv|access|signing|ssh)key"
+)
 """Text in keys, without underscores, that marks their values as secret."""
 
-SECRET_WORDS = frozenset({"key", "keys", "token", "pass", "auth", "oauth", "dsn", "pat", "pwd", "cred", "creds"})
+SECRET_WORDS = frozenset(
+    {"key", "keys", "token", "pass", "auth", "oauth", "dsn", "pat", "pwd", "cred", "creds", "otp", "totp", "sas"}
+)
 """Words in keys that mark their values as secret."""
 
 COUNT_WORDS = frozenset({"id", "ids", "limit", "budget", "length", "count", "per", "max", "min", "num", "file", "cost"})
@@ -70,7 +78,7 @@ def _is_secret_key(key: str) -> bool:
         words = [word for word in words if word != "token"]
     # The plural `tokens` usually means a model's tokens.
     are_access_tokens = words[-1:] == ["tokens"] and bool({"api", "access", "auth", "refresh"} & set(words))
-    ends_in_secret = any(word.endswith(("token", "apikey")) for word in words)
+    ends_in_secret = any(word.endswith(("token", "apikey", "pwd")) for word in words)
     return are_access_tokens or bool(SECRET_WORDS & set(words)) or ends_in_secret
 
 
@@ -226,7 +234,7 @@ def _redact_setting(path: KeyPath, value: Any, secrets: set[str], source: KeyPat
 
 def _has_secret_assignment(text: str) -> bool:
     """Whether *text* has a secret behind its key, as in `Server=db;Password=…`."""
-    return any(map(_is_secret_key, re.findall(r"([\w-]+)\s*=", text)))
+    return any(map(_is_secret_key, re.findall(r"(?<![\w-])([\w-]+)\s*=", text)))
 
 
 def redact_fields(deployment: Deployment, fields: Mapping[str, Collection[str]]) -> Deployment:
@@ -339,7 +347,7 @@ def _redact(path: KeyPath, value: Any, secrets: set[str]) -> Any:
     def redact(path: KeyPath, part: Any) -> Any:
         if is_secret(path) and part not in ("", None) and not isinstance(part, bool):
             return REDACTED
-        return redact_url(redact_secrets(part, secrets)) if isinstance(part, str) else part
+        return mask_url(redact_url(redact_secrets(part, secrets))) if isinstance(part, str) else part
 
     return map_values(redact, value, path)
 
@@ -361,9 +369,9 @@ def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: map_values(redact, value, (*[""] * SETTINGS_DEPTH, key)) for key, value in settings.items()}
 
 
-def redact_words(words: Iterable[str]) -> list[str]:
-    """Return the arguments of a command with secrets redacted: settings by their keys, and credentials in URLs."""
-    return [_redact_word(word) for word in words]
+def redact_words(words: Iterable[str], secrets: Collection[SecretStr] = ()) -> list[str]:
+    """Return the arguments of a command with *secrets*, settings that are secret by their keys, and logins redacted."""
+    return [_redact_word(redact(word, secrets)) for word in words]
 
 
 def _redact_word(word: str) -> str:
@@ -372,7 +380,7 @@ def _redact_word(word: str) -> str:
         # As in --set=KEY=VALUE.
         return f"{head}={_redact_word(value)}"
     key = head.lstrip("-+~")
-    if not equals or not key:
+    if not equals or not key or mask_url(head) != head:
         return mask_url(word)
     if is_secret((*[""] * SETTINGS_DEPTH, *key.split("."))):
         return f"{head}={REDACTED}"

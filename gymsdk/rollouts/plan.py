@@ -12,11 +12,11 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from gymsdk import __version__
-from gymsdk.config.show import REDACTED, redact_settings, redact_words
+from gymsdk.config.show import redact_settings, redact_words
 from gymsdk.credentials import iter_secrets
 from gymsdk.environment import Environment, is_model_field
 from gymsdk.errors import BadRow
@@ -260,7 +260,7 @@ def describe_start(plan: Plan, environments: Iterable[Environment]) -> Row:
     secrets = [*iter_secrets([environment.config for environment in environments])]
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": shlex.join([*describe_program(), *redact_words(_redact(secrets, word) for word in sys.argv[1:])]),
+        "command": shlex.join([*describe_program(), *redact_words(sys.argv[1:], secrets)]),
         "folder": str(get_working_folder()),
         "base_url": mask_url(address) if address and _uses_address(plan) else None,
         "head": plan.head and mask_url(plan.head),
@@ -286,9 +286,3 @@ def describe_host() -> Row:
             sorted((distribution.name, distribution.version) for distribution in distributions() if distribution.name)
         ),
     }
-
-
-def _redact(secrets: Iterable[SecretStr], text: str) -> str:
-    for secret in filter(None, (wrapped.get_secret_value() for wrapped in secrets)):
-        text = text.replace(secret, REDACTED)
-    return mask_url(text)

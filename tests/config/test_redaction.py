@@ -42,6 +42,8 @@ policy_model:
         login: ${oc.env:MYSQL_PWD}
         folder: ${oc.env:PWD}
         database: ${oc.env:DATABASE}
+        store: ${oc.env:STORE}
+        notify: ${oc.env:SLACK_WEBHOOK}
         secret_mapping: {deep: '${oc.env:BOTH}'}
         of_function: ${oc.env:CHAINED}
         my_password: ${oc.select:policy_model.responses_api_models.openai_model.extra_body.of_function}
@@ -53,7 +55,8 @@ policy_model:
     [
         *("api_key", "apiKey", "X-Api-Key", "token", "hf_token", "accessToken", "authtoken", "api_tokens", "secret"),
         *("db_password", "passwd", "credentials", "auth", "bearer", "session_cookie", "dsn", "pass"),
-        *("client_secret_id", "db_pwd", "DB_CREDS", "storage_connection_string"),
+        *("client_secret_id", "db_pwd", "DB_CREDS", "storage_connection_string", "MY_JWT", "SLACK_WEBHOOK"),
+        *("slackWebhookUrl", "SSH_PRIVATEKEY", "MYSQLPWD"),
     ],
 )
 def test_a_secret_is_recognized_by_its_key(key: str) -> None:
@@ -67,7 +70,7 @@ def test_a_secret_is_recognized_by_its_key(key: str) -> None:
     [
         *("max_tokens", "max_output_tokens", "tokens", "token_ids", "return_token_ids", "prompt_cache_key"),
         *("token_file", "tls_key", "author", "monkey", "tokenizer", "passage", "insecure", "model", "pass_at_k"),
-        "token_budget",
+        *("token_budget", "turkey"),
     ],
 )
 def test_values_that_are_not_secret_are_shown(key: str) -> None:
@@ -79,7 +82,8 @@ def test_values_that_are_not_secret_are_shown(key: str) -> None:
 def test_values_from_variables_are_redacted_if_they_are_secret(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {
         **dict.fromkeys(("PLACE_OF_TOKEN", "POLICY", "DB_PASSWORD", "COMPOSED", "BOTH"), "hush"),
-        **dict.fromkeys(("CHAINED", "WITH_WANDB", "IN_SECTION", "MYSQL_PWD"), "hush"),
+        **dict.fromkeys(("CHAINED", "WITH_WANDB", "IN_SECTION", "MYSQL_PWD", "SLACK_WEBHOOK"), "hush"),
+        "STORE": "reader:hush@db:5432/tasks",
         "PWD": "/srv",
         "DATABASE": "Server=db;UserPassword=hush",
         "PLACE": "oslo",
@@ -105,7 +109,7 @@ def test_values_from_variables_are_redacted_if_they_are_secret(write: Write, mon
     }
     assert {name: settings[name] for name in shown} == shown
     hidden = ("both", "with_wandb", "of_function", "by_name", "composed", "default", "inner.spot", "inner.url")
-    assert {settings[f"{body}.{name}"] for name in (*hidden, "in_section", "login", "database")} | {
+    assert {settings[f"{body}.{name}"] for name in (*hidden, "in_section", "login", "database", "store", "notify")} | {
         settings["default_host"]
     } == {"***"}
 
