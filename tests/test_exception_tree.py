@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ValidationError
-from test_layers import MODULES
+from test_layers import parse_modules
 
 from gymsdk import errors, jsonl, tools
 from gymsdk.convert.api import InvalidRequest
@@ -63,7 +63,7 @@ def exceptions_of(name: str) -> list[type[BaseException]]:
 
 def iter_defined() -> Iterator[type[BaseException]]:
     """Yield all exception classes of the package, without the modules whose packages are not installed here."""
-    for module, tree in MODULES.items():
+    for module, tree in parse_modules().items():
         if module != "__main__" and any(isinstance(node, ast.ClassDef) and node.bases for node in tree.body):
             try:
                 yield from exceptions_of(f"gymsdk.{module}")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -104,7 +105,9 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {name_of(path): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+@functools.cache
+def parse_modules() -> dict[str, ast.Module]:
+    return {name_of(path): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imported_names(statements: Iterator[ast.AST]) -> Iterator[str]:
@@ -132,7 +135,7 @@ def own_modules(names: Iterator[str]) -> Iterator[str]:
     for name in names:
         first, *rest = name.split(".")
         if first == "gymsdk" and name != "gymsdk.__version__":
-            while rest and ".".join(rest) not in MODULES:
+            while rest and ".".join(rest) not in parse_modules():
                 rest.pop()
             yield ".".join(rest)
 
@@ -149,37 +152,30 @@ def layer_of(module: str) -> int:
     return next(number for number, layer in enumerate(LAYERS) if found in layer)
 
 
+@functools.cache
+def list_imports() -> list[tuple[str, str]]:
+    """Return each module with each module of `gymsdk` that it imports, inside functions too."""
+    return [
+        (module, other)
+        for module, tree in parse_modules().items()
+        for other in own_modules(imported_names(ast.walk(tree)))
+    ]
+
+
 @pytest.mark.slow
 def test_imports_point_to_the_same_layer_or_a_lower_one():
-    upward = [
-        f"{module} imports {other}"
-        for module, tree in MODULES.items()
-        for other in own_modules(imported_names(ast.walk(tree)))
-        if layer_of(other) > layer_of(module)
-    ]
-    assert not upward
+    assert not [pair for pair in list_imports() if layer_of(pair[1]) > layer_of(pair[0])]
 
 
 @pytest.mark.slow
-def test_packages_beside_each_other_do_not_import_each_other():
-    across = [
-        f"{module} imports {other}"
-        for module, tree in MODULES.items()
-        for other in own_modules(imported_names(ast.walk(tree)))
-        if module.split(".")[0] in APART and other.split(".")[0] in {*APART} - {module.split(".")[0]}
+def test_packages_beside_each_other_and_servers_do_not_import_each_other_or_runs():
+    barred = {package: {*APART} - {package} for package in APART}
+    barred |= {package: {"rollouts", "runs"} for package in ("cluster", "edge", "servers")}
+    assert not [
+        (module, other)
+        for module, other in list_imports()
+        if other.split(".")[0] in barred.get(module.split(".")[0], set())
     ]
-    assert not across
-
-
-def test_the_servers_do_not_need_the_runs_that_use_them():
-    found = [
-        f"{module} imports {other}"
-        for module, tree in MODULES.items()
-        if module.split(".")[0] in {"cluster", "edge", "servers"}
-        for other in own_modules(imported_names(ast.walk(tree)))
-        if other.split(".")[0] in {"rollouts", "runs"}
-    ]
-    assert not found
 
 
 def test_gymsdk_knows_its_version_without_installed_metadata():
@@ -189,7 +185,7 @@ def test_gymsdk_knows_its_version_without_installed_metadata():
 def test_no_modules_import_each_other_in_a_cycle():
     graph = {
         module: set(own_modules(imported_names(import_time_statements(tree.body)))) - {module, ""}
-        for module, tree in MODULES.items()
+        for module, tree in parse_modules().items()
         if module
     }
     try:
@@ -202,7 +198,7 @@ def test_no_modules_import_each_other_in_a_cycle():
 def test_third_party_packages_are_imported_where_they_belong():
     misplaced = [
         f"{module} imports {package}"
-        for module, tree in MODULES.items()
+        for module, tree in parse_modules().items()
         for package in {name.split(".")[0] for name in imported_names(ast.walk(tree))}
         if package not in sys.stdlib_module_names | {"gymsdk", "__future__"}
         and not (
@@ -222,7 +218,9 @@ def drawing() -> str:
     boxes = [f'    L{number}["{label}"]' for number, label in reversed(list(enumerate(labels)))]
     arrows = " --> ".join(f"L{number}" for number in reversed(range(len(LAYERS))))
     folders = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
-    rows = [f"| `gymsdk.{name}` | {(ast.get_docstring(MODULES[name]) or '').splitlines()[0]} |" for name in folders]
+    rows = [
+        f"| `gymsdk.{name}` | {(ast.get_docstring(parse_modules()[name]) or '').splitlines()[0]} |" for name in folders
+    ]
     mermaid = ["```mermaid", "flowchart TB", *boxes, f"    {arrows}", "```"]
     return "\n".join([*mermaid, "", "| package | contents |", "|---|---|", *rows, ""])
 
@@ -243,7 +241,7 @@ def test_the_page_on_architecture_names_existing_packages_and_modules():
     steps = re.findall(r"^\| [^|]+ \| ((?:`[\w.]+`(?:, )?)+) \|$", before, re.MULTILINE)
     named = {name for step in steps for name in re.findall(r"`([\w.]+)`", step)}
     assert len(named) >= 8
-    assert sorted(named - set(MODULES)) == []
+    assert sorted(named - parse_modules().keys()) == []
 
 
 if __name__ == "__main__":
