@@ -198,7 +198,8 @@ class RoutingMiddleware:
             raise
         except Exception as error:
             # Once a response has begun, Starlette raises another error in place of one that it has a handler for.
-            hidden = error.__cause__ if status and type(error) is RuntimeError else None
+            is_substitute = str(error) == "Caught handled exception, but response already started."
+            hidden = error.__cause__ if is_substitute else None
             tracing.add_log_fields(error=type(hidden or error).__name__)
             if hidden is not None:
                 raise hidden from hidden.__cause__

@@ -195,9 +195,11 @@ async def lamp(tmp_path):
     async def echo_request_id(request: Request):
         return json_response({"request": request.headers.get("x-request-id")})
 
-    async def fail_in_stream(_: Request) -> StreamedResponse:
+    async def fail_in_stream(request: Request) -> StreamedResponse:
         async def end() -> StreamResult:
             await asyncio.sleep(0.05)
+            if "bug" in request.query_params:
+                raise RuntimeError("of 424242") from ValueError("the cause")
             raise Failed("of 424242", kind="model_error")
 
         return StreamedResponse(end, beat=b": waiting\n\n", every=0.01)
@@ -212,13 +214,16 @@ async def lamp(tmp_path):
             yield client, lambda: lines(tmp_path / "lamp.log")
 
 
-@pytest.mark.parametrize("path", ["/breaks_later", "/breaks_later_directly"])
-async def test_an_exception_after_the_begin_of_a_stream_is_logged_by_its_own_type(lamp, path):
+@pytest.mark.parametrize(
+    ("path", "logged"),
+    [("/breaks_later", "Failed"), ("/breaks_later_directly", "Failed"), ("/breaks_later?bug", "RuntimeError")],
+)
+async def test_an_exception_after_the_begin_of_a_stream_is_logged_by_its_own_type(lamp, path, logged):
     client, read_log = lamp
     response = await client.post(path)
     assert (response.status_code, response.text[:9]) == (200, ": waiting")
     [line] = read_log()
-    assert (line["fields"]["status"], line["fields"]["error"]) == (200, "Failed")
+    assert (line["fields"]["status"], line["fields"]["error"]) == (200, logged)
 
 
 async def test_an_exception_is_logged_by_its_type_and_an_invalid_request_id_replaced(lamp, tmp_path):
