@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -23,10 +23,10 @@ DELEGATE = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPIN
 
 
 @contextmanager
-def run_program(program: str) -> Iterator[int]:
+def run_program(program: str) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", program], process_group=0, stdout=subprocess.PIPE) as process:
         try:
-            yield process.pid
+            yield process
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -36,33 +36,47 @@ def wait_until_child_runs(process: int) -> None:
         time.sleep(0.01)
 
 
-def check_often(watch: CpuWatch, times: int = 4, seconds: float = 0.1) -> list[str | None]:
-    """Return the results of some checks; each counts as a second."""
+def wait_for_work(read: Callable[[], float | None]) -> None:
+    """Wait until more CPU time was used: how long that takes depends on what else the machine does."""
+    before = read() or 0.0
+    while (read() or 0.0) - before < 0.02:
+        time.sleep(0.01)
+
+
+def check_often(
+    watch: CpuWatch, *, times: int = 4, wait: Callable[[], object] = lambda: time.sleep(0.1)
+) -> list[str | None]:
+    """Return the results of some checks, which count as a second; *wait* between two of them."""
     results = []
     for _ in range(times):
         results.append(watch.check())
-        time.sleep(seconds)
+        wait()
     return results
+
+
+def wait_for_excess(watch: CpuWatch) -> str | None:
+    """Return the limit that is exceeded first."""
+    while watch.check() is None:
+        time.sleep(0.05)
+    return watch.excess
 
 
 def test_a_process_that_waits_hangs_and_one_that_works_does_not() -> None:
     with run_program(SLEEP) as sleeping, run_program(SPIN) as spinning:
-        time.sleep(0.5)
-        watches = [
-            CpuWatch(partial(read_tree_cpu_seconds, process), cpu=100, idle=2) for process in (sleeping, spinning)
-        ]
-        assert [check_often(watch) for watch in watches] == [[None, None, "idle", "idle"], [None] * 4]
+        assert sleeping.stdout.readline(), "it waits from then on"
+        reads = [partial(read_tree_cpu_seconds, process.pid) for process in (sleeping, spinning)]
+        hung, working = (CpuWatch(read, cpu=100, idle=2) for read in reads)
+        assert check_often(hung) == [None, None, "idle", "idle"]
+        assert check_often(working, wait=partial(wait_for_work, reads[1])) == [None] * 4
 
 
 def test_the_work_of_a_started_process_counts_if_it_is_asked_for() -> None:
     with run_program(DELEGATE) as process:
-        wait_until_child_runs(process)
-        own, tree = (
-            CpuWatch(partial(read, process), cpu=100, idle=2) for read in (read_own_cpu_seconds, read_tree_cpu_seconds)
-        )
-        assert [check_often(own)[-1], check_often(tree)[-1]] == ["idle", None]
-        spent = CpuWatch(partial(read_tree_cpu_seconds, process), cpu=0.05, idle=100)
-        assert check_often(spent)[-1] == "cpu"
+        wait_until_child_runs(process.pid)
+        own, tree = (partial(read, process.pid) for read in (read_own_cpu_seconds, read_tree_cpu_seconds))
+        assert wait_for_excess(CpuWatch(own, cpu=100, idle=2)) == "idle"
+        assert check_often(CpuWatch(tree, cpu=100, idle=2), wait=partial(wait_for_work, tree)) == [None] * 4
+        assert wait_for_excess(CpuWatch(tree, cpu=0.05, idle=1000)) == "cpu"
 
 
 def test_processes_that_run_one_after_another_do_not_hang() -> None:
@@ -83,11 +97,14 @@ def test_the_clock_of_a_thread_is_its_own(work: object, expected: str | None) ->
             work()  # type: ignore[operator]
 
     watch = CpuWatch(clock.read, cpu=100, idle=2)
-    assert check_often(watch, times=3, seconds=0) == [None, None, None]
+    assert check_often(watch, times=3, wait=lambda: None) == [None, None, None]
     thread = threading.Thread(target=clock.measure, args=(run,))
     thread.start()
     try:
-        assert check_often(watch)[-1] == expected
+        if expected is None:
+            assert check_often(watch, wait=partial(wait_for_work, clock.read)) == [None] * 4
+        else:
+            assert wait_for_excess(watch) == expected
     finally:
         stop.set()
         thread.join()
@@ -108,8 +125,8 @@ def test_a_process_of_an_earlier_call_in_the_thread_is_activity_but_not_the_call
     try:
         assert go.wait(10)
         watch = CpuWatch(clock.read, cpu=0.1, idle=2, read_activity=clock.read_activity)
-        assert check_often(watch, times=5) == [None] * 5
-        assert check_often(CpuWatch(clock.read_activity, cpu=0.1, idle=2), times=5)[-1] == "cpu"
+        assert check_often(watch, times=8, wait=partial(wait_for_work, clock.read_activity)) == [None] * 8
+        assert wait_for_excess(CpuWatch(clock.read_activity, cpu=0.1, idle=1000)) == "cpu"
     finally:
         stop.set()
         thread.join()
@@ -127,7 +144,7 @@ def test_a_process_that_the_call_starts_is_its_work() -> None:
     thread.start()
     try:
         assert go.wait(10)
-        assert check_often(CpuWatch(clock.read, cpu=0.1, idle=2), times=5)[-1] == "cpu"
+        assert wait_for_excess(CpuWatch(clock.read, cpu=0.1, idle=1000)) == "cpu"
     finally:
         stop.set()
         thread.join()
