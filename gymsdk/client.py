@@ -14,7 +14,8 @@ from gymsdk import credentials
 from gymsdk.episode_record import EpisodeRecord
 from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, Unscorable, format_suggestion
 from gymsdk.http import client as http
-from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
+from gymsdk.http.client import HttpResponse
+from gymsdk.http.errors import MAX_EXCERPT_CHARS, is_retryable_status
 from gymsdk.http.tls import get_reachable_host, is_loopback_url
 from gymsdk.jsonl import is_finite_number, parse_json
 from gymsdk.line import StoredRollout, parse_record_field
@@ -373,7 +374,7 @@ def build_failure(response: HttpResponse, stage: str) -> EpisodeError:
     if failure is not None:
         return failure
     message = f"{response.host} answered {response.status}: {response.text[:MAX_EXCERPT_CHARS]}"
-    retryable = http.is_retryable_status(response.status)
+    retryable = is_retryable_status(response.status)
     return Failed(message, kind="server_error", stage=stage, retryable=retryable, retry_after=response.retry_after)
 
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from pydantic import SecretStr
 
 from gymsdk.errors import Failed
-from gymsdk.http import client
+from gymsdk.http import backoff, client
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 QUICK = client.Retry(times=3, first=0.001, longest=0.01)
@@ -140,8 +140,8 @@ async def test_retry_after_is_honored() -> None:
 
 def test_retry_after_may_be_a_date() -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
-    assert client.parse_retry_after(date) == pytest.approx(59, abs=2)
-    assert client.parse_retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert backoff.parse_retry_after(date) == pytest.approx(59, abs=2)
+    assert backoff.parse_retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
 
 
 @pytest.mark.parametrize("header", ["soon", "", "Wed, 99 Nov 2000", "-5", "nan", "inf"])

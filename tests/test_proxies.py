@@ -142,8 +142,8 @@ async def test_each_request_goes_through_the_proxy(monkeypatch: pytest.MonkeyPat
         answers = [
             await client.post(f"{ENGINE}/chat/completions", {}, retry=NO_RETRY),
             await client.get(f"{ENGINE}/models", retry=NO_RETRY),
-            await client.put(f"{ENGINE}/x", {}, retry=NO_RETRY),
-            await client.delete(f"{ENGINE}/x", retry=NO_RETRY),
+            await client.send("PUT", f"{ENGINE}/x", {}, retry=NO_RETRY),
+            await client.send("DELETE", f"{ENGINE}/x", retry=NO_RETRY),
         ]
         assert await check_status("engine.internal", 8000) == "success"
         await client.aclose()

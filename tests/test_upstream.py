@@ -13,7 +13,7 @@ from aiohttp import web
 from gymsdk import model, responses
 from gymsdk.convert import request_keys
 from gymsdk.errors import Failed
-from gymsdk.http import client
+from gymsdk.http import errors
 from gymsdk.models.endpoint import Endpoint
 from gymsdk.models.options import ModelOptions
 from gymsdk.models.registry import MeteredModel
@@ -248,7 +248,7 @@ async def test_an_error_contains_the_message_and_parameter_of_the_server(api: Ap
     error_response = (400, {"error": {"message": "temperature must be below 2.", "param": "temperature", "code": 400}})
     error = await catch_failure(Engine(completions=error_response, responses=error_response), api=api)
     assert str(error).endswith(" answered 400: temperature must be below 2")
-    assert isinstance(error, client.RequestRefused)
+    assert isinstance(error, errors.RequestRefused)
     assert error.param == "temperature"
 
 

@@ -262,7 +262,7 @@ class ReplicaClient:
         seconds: float = 600.0,
         watch: WatchAttempt | None = None,
         largest: int = http.MAX_ANSWER_BYTES,
-        timeout_advice: str = http.MODEL_TIMEOUT_ADVICE,
+        timeout_advice: str = errors.MODEL_TIMEOUT_ADVICE,
     ) -> None:
         self._loads = dict.fromkeys(urls, ())
         self._router = Router()
@@ -403,13 +403,13 @@ class ReplicaClient:
             # The last replica in a round may have had too little time to answer.
             if seconds_left > self._seconds / 2:
                 self._mark_down(replica, str(error))
-            raise http.build_timeout_error(http.get_host(replica.key), self._seconds, self._timeout_advice) from error
+            raise errors.build_timeout_error(http.get_host(replica.key), self._seconds, self._timeout_advice) from error
         self._record_response(replica, response)
         return response
 
     def _record_response(self, replica: Replica, response: http.HttpResponse) -> None:
         if not _is_success(response):
-            if response.retry_after and http.is_retryable_status(response.status):
+            if response.retry_after and errors.is_retryable_status(response.status):
                 replica.rest_until = max(replica.rest_until, time.monotonic() + response.retry_after)
             # An overloaded server is not down.
             if _find_misrouting(response) or response.not_started:
@@ -447,7 +447,7 @@ def _is_success(result: AttemptResult) -> bool:
 def _is_settled(result: AttemptResult, call: Call) -> bool:
     if isinstance(result, Failed):
         return not result.retryable
-    return not http.is_retryable_status(result.status) or call.is_final(result)
+    return not errors.is_retryable_status(result.status) or call.is_final(result)
 
 
 def _describe_result(result: AttemptResult) -> str:

@@ -165,7 +165,9 @@ class NodeClient:
         # A heartbeat in progress must not register the node again under a new ID.
         self._leaving = True
         try:
-            await client.delete(self._url, headers=self._headers(), timeout=LEAVE_SECONDS, retry=client.NO_RETRY)
+            await client.send(
+                "DELETE", self._url, headers=self._headers(), timeout=LEAVE_SECONDS, retry=client.NO_RETRY
+            )
         except Failed as error:
             log.info("%s: leaving failed: %s", self.description, error)
 
@@ -205,8 +207,8 @@ class NodeClient:
 
     async def _put(self, seconds: float) -> HttpResponse:
         registration = self._build_registration().model_dump(mode="json")
-        return await client.put(
-            self._url, registration, headers=self._headers(), timeout=seconds, retry=client.NO_RETRY
+        return await client.send(
+            "PUT", self._url, registration, headers=self._headers(), timeout=seconds, retry=client.NO_RETRY
         )
 
     def _build_registration(self) -> Registration:

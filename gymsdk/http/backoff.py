@@ -7,8 +7,11 @@ the HTTP client because the supervisor and the options of models need it without
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -131,3 +134,17 @@ async def wait_for_overloaded(retry_after: float | None, deadline: float) -> boo
 def add_jitter(seconds: float, fraction: float = 0.5) -> float:
     """Return *seconds*, shortened at random by up to *fraction*, so that processes do not stay synchronised."""
     return seconds * random.uniform(1.0 - fraction, 1.0)
+
+
+def parse_retry_after(header: str | None) -> float | None:
+    """Return the seconds of a `Retry-After` *header*: a number, or the time until a date; `None` if invalid."""
+    if not header:
+        return None
+    try:
+        return max(0.0, float(header)) if math.isfinite(float(header)) else None
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):  # a date without a time zone cannot be compared
+        return None

@@ -6,13 +6,10 @@ Sessions are shared: each running event loop has one, which is opened on first u
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -24,11 +21,11 @@ from gymsdk.credentials import AUTHORIZATION_HEADER, BEARER, bearer, redact
 from gymsdk.errors import Failed
 from gymsdk.http import backoff, bodies, connections, errors, proxies, tls
 from gymsdk.http.backoff import Retries, wait_for_overloaded
+from gymsdk.http.errors import MAX_EXCERPT_CHARS
 from gymsdk.jsonl import dump_portable_json
 from gymsdk.tracing import build_context_headers
 
 CONNECT_TIMEOUT_SECONDS = 10.0
-MAX_EXCERPT_CHARS = errors.MAX_EXCERPT_CHARS
 
 IDLE_CONNECTION_SECONDS = 4.0
 """Seconds that an idle connection is kept: many servers close theirs after 5, perhaps while a request arrives."""
@@ -55,10 +52,6 @@ Cookies: TypeAlias = dict[str, str]
 
 class NotSent(Failed):
     """The connection failed before anything was sent."""
-
-
-class RequestRefused(Failed):
-    """A server rejected the request; `param` is the parameter that the server blames."""
 
 
 Retry: TypeAlias = backoff.Retry
@@ -128,7 +121,7 @@ class HttpResponse:
 
     def _check_status(self) -> None:
         if not self.ok:
-            raise build_refusal_error(self.host, self.status, self.text, retry_after=self.retry_after)
+            raise errors.build_refusal_error(self.host, self.status, self.text, retry_after=self.retry_after)
 
     def _build_json_error(self, error: ValueError) -> Failed:
         if isinstance(error, bodies.TooComplex):
@@ -194,29 +187,19 @@ async def get(
     return await _send_until_deadline(url, attempt, timeout, retry)
 
 
-async def put(
+async def send(
+    method: str,
     url: str,
-    body: object,
+    body: object = None,
     *,
     headers: Headers | None = None,
     timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and messages name it
     retry: Retry,
 ) -> HttpResponse:
-    """Put the JSON *body* to *url*; arguments and errors as in `post`."""
-    sent_headers = {"Content-Type": "application/json", **(headers or {})}
-    attempt = partial(_send, "PUT", url, body, sent_headers)
+    """Send a request of another *method*, with *body* only for PUT; arguments and errors as in `post`."""
+    content_type = {"Content-Type": "application/json"} if method == "PUT" else {}
+    attempt = partial(_send, method, url, body, {**content_type, **(headers or {})})
     return await _send_until_deadline(url, attempt, timeout, retry)
-
-
-async def delete(
-    url: str,
-    *,
-    headers: Headers | None = None,
-    timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and messages name it
-    retry: Retry,
-) -> HttpResponse:
-    """Delete *url*; arguments and errors as in `post`."""
-    return await _send_until_deadline(url, partial(_send, "DELETE", url, None, headers or {}), timeout, retry)
 
 
 def has_waiting_responses() -> bool:
@@ -227,8 +210,7 @@ def has_waiting_responses() -> bool:
 
 async def close_idle_connections() -> None:
     """Close the connections over which POST requests were sent and which are idle; later requests open others."""
-    pool = _pools.find()
-    if pool is not None:
+    if (pool := _pools.find()) is not None:
         await pool.close_idle()
 
 
@@ -261,7 +243,7 @@ async def _send_until_deadline(
                 return await attempt()
             return await _send_with_retries(attempt, Retries(retry, deadline), once=once, is_final=is_final)
     except TimeoutError as error:
-        raise build_timeout_error(get_host(url), seconds) from error
+        raise errors.build_timeout_error(get_host(url), seconds) from error
 
 
 async def _send_with_retries(
@@ -281,7 +263,7 @@ async def _send_with_retries(
             if not error.retryable or (once and not isinstance(error, NotSent)) or not await retries.wait():
                 raise
         else:
-            is_settled = once or not is_retryable_status(response.status) or (is_final and is_final(response))
+            is_settled = once or not errors.is_retryable_status(response.status) or (is_final and is_final(response))
             if is_settled or not await retries.wait(response.retry_after):
                 return response
 
@@ -313,14 +295,13 @@ async def _send(
             fields = connections.encode_headers(sent_headers)
             if fields is not None:
                 return await _post_directly(target, fields, body, host, secrets, max_answer_bytes)
-        data = encode_body(body) if method in {"POST", "PUT"} else None
         session = await _sessions.get()
         sent_headers = {"Accept-Encoding": bodies.ACCEPT_ENCODING, **sent_headers}
         # A redirected POST would arrive as a GET, perhaps at another host, with the key.
         async with session.request(
             method,
             url,
-            data=data,
+            data=encode_body(body) if method in {"POST", "PUT"} else None,
             headers=sent_headers,
             allow_redirects=False,
             ssl=tls.get_ssl_for_url(url),
@@ -330,7 +311,7 @@ async def _send(
                 host,
                 response.status,
                 await read_body(response.content.iter_any(), host, response.status, response.headers, max_answer_bytes),
-                parse_retry_after(response.headers.get("Retry-After")),
+                backoff.parse_retry_after(response.headers.get("Retry-After")),
                 secrets,
                 {name: morsel.coded_value for name, morsel in response.cookies.items()},
                 response.headers,
@@ -341,11 +322,11 @@ async def _send(
     except aiohttp.ClientConnectorCertificateError as error:
         raise tls.build_untrusted_error(host, error.certificate_error) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise build_unreachable_error(host, error, NotSent) from error
+        raise errors.build_unreachable_error(host, error, NotSent) from error
     except aiohttp.ClientHttpProxyError as error:
-        raise build_proxy_error(host, error) from error
+        raise errors.build_proxy_error(host, error, NotSent) from error
     except (aiohttp.ClientError, OSError) as error:
-        raise build_interrupted_error(host, error) from error
+        raise errors.build_interrupted_error(host, error) from error
 
 
 async def _post_directly(
@@ -363,12 +344,12 @@ async def _post_directly(
     try:
         connection = await pool.connect(target)
     except OSError as error:
-        raise build_unreachable_error(host, error, NotSent) from error
+        raise errors.build_unreachable_error(host, error, NotSent) from error
     max_error_bytes = min(max_answer_bytes, MAX_ERROR_BODY_BYTES)
     try:
         raw = await connection.request(target.start + fields, encoded.pop(), max_answer_bytes, max_error_bytes)
     except bodies.TooLarge:
-        raise build_too_large_error(host, max_answer_bytes) from None
+        raise errors.build_too_large_error(host, max_answer_bytes) from None
     pool.release(target, connection)
     headers = raw.headers
     if "Content-Encoding" not in headers and not raw.is_truncated:
@@ -381,7 +362,7 @@ async def _post_directly(
         host,
         raw.status,
         content,
-        parse_retry_after(headers.get("Retry-After")),
+        backoff.parse_retry_after(headers.get("Retry-After")),
         secrets,
         {name.strip(): value.strip() for name, _, value in cookies},
         headers,
@@ -429,24 +410,10 @@ async def read_body(
     try:
         return await bodies.decompress_chunks(chunks, encoding, max_bytes, truncate=is_error)
     except bodies.TooLarge:
-        raise build_too_large_error(host, max_answer_bytes) from None
+        raise errors.build_too_large_error(host, max_answer_bytes) from None
     except bodies.BadEncoding as error:
         message = f"the answer of {host} cannot be decompressed: {error}"
         raise Failed(message, kind="model_bad_answer", retryable=True) from None
-
-
-def parse_retry_after(header: str | None) -> float | None:
-    """Return the seconds of a `Retry-After` *header*: a number, or the time until a date; `None` if invalid."""
-    if not header:
-        return None
-    try:
-        return max(0.0, float(header)) if math.isfinite(float(header)) else None
-    except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):  # a date without a time zone cannot be compared
-        return None
 
 
 def get_host(url: str) -> str:
@@ -472,80 +439,6 @@ def filter_cookies(cookies: Mapping[str, object]) -> Cookies:
 def build_cookie_header(cookies: Mapping[str, str]) -> dict[str, str]:
     """Return the `Cookie` header for *cookies*; no header without cookies."""
     return {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())} if cookies else {}
-
-
-# Failures
-
-MODEL_TIMEOUT_ADVICE = "allow a model call more time (--timeout, in Python `timeout`), or lower the load"
-"""What to do if a model did not answer within the timeout that the user can set."""
-
-
-def is_retryable_status(status: int) -> bool:
-    """Return whether a request that was answered with *status* may succeed on another attempt."""
-    # 501 Not Implemented does not change between attempts.
-    return status in {408, 409, 429} or (status >= 500 and status != 501)  # noqa: PLR2004 - server errors
-
-
-def build_refusal_error(host: str, status: int, text: str, *, retry_after: float | None = None) -> Failed:
-    """Return the failure for a response with an error status.
-
-    Args:
-        host: The host that answered.
-        status: The status.
-        text: The body as text, with secrets redacted.
-        retry_after: The seconds of the `Retry-After` header, if any.
-    """
-    retryable = is_retryable_status(status)
-    kind = errors.FAILURE_KINDS.get(status, "model_error" if retryable else "model_refused")
-    reason, param = errors.parse_refusal(text)
-    message = ": ".join(filter(None, (f"{host} answered {status}", reason))) + errors.get_status_hint(status)
-    refusal = RequestRefused(message, kind=kind, retryable=retryable, retry_after=retry_after if retryable else None)
-    refusal.param = param
-    return refusal
-
-
-def build_unreachable_error(host: str, error: Exception, kind: type[Failed] = Failed) -> Failed:
-    """Return the failure for a connection to *host* that could not be opened."""
-    return kind(
-        f"cannot reach {host}: {errors.describe_connect_error(error)}", kind="model_unreachable", retryable=True
-    )
-
-
-def build_proxy_error(host: str, error: aiohttp.ClientHttpProxyError) -> Failed:
-    """Return the failure for a proxy that refuses a connection to *host*."""
-    needs_password = error.status == 407  # noqa: PLR2004 - Proxy Authentication Required
-    advice = (
-        "write the user and the password into the variable, as in http://USER:PASSWORD@HOST:PORT"
-        if needs_password
-        else "check the proxy, or name hosts that are reached without it in NO_PROXY"
-    )
-    message = f"cannot reach {host}: the proxy answered {error.status} {error.message}; {advice}"
-    return NotSent(message, kind="model_unreachable", retryable=not needs_password)
-
-
-def build_interrupted_error(host: str, error: Exception) -> Failed:
-    """Return the failure for a response of *host* that broke off."""
-    message = f"{host} broke off its answer: {errors.describe_interruption(error)}"
-    return Failed(message, kind="model_unreachable", retryable=True)
-
-
-def build_too_large_error(host: str, max_answer_bytes: int) -> Failed:
-    """Return the failure for a response of *host* that has more than *max_answer_bytes* bytes."""
-    message = (
-        f"{host} sent a response of more than {max_answer_bytes} bytes, counted after decompression, which was not"
-        " read to its end; check the server, lower max_output_tokens, or raise max_answer of the model"
-    )
-    return Failed(message, kind="model_answer_too_large")
-
-
-SERVER_TIMEOUT_ADVICE = "check the server's log and its load"
-"""What to do if another server did not answer in time."""
-
-
-def build_timeout_error(host: str, timeout: float, advice: str = SERVER_TIMEOUT_ADVICE) -> Failed:
-    """Return the failure for a response of *host* that did not arrive within *timeout* seconds."""
-    message = f"{host} did not answer within {timeout:g} s; {advice}"
-    return Failed(message, kind="model_timeout", retryable=True)
 
 
 # Sessions
@@ -603,9 +496,5 @@ def _create_session() -> aiohttp.ClientSession:
     )
 
 
-def _create_pool() -> connections.ConnectionPool:
-    return connections.ConnectionPool(IDLE_CONNECTION_SECONDS, CONNECT_TIMEOUT_SECONDS)
-
-
 _sessions = LoopLocal(_create_session)
-_pools = LoopLocal(_create_pool)
+_pools = LoopLocal(partial(connections.ConnectionPool, IDLE_CONNECTION_SECONDS, CONNECT_TIMEOUT_SECONDS))

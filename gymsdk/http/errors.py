@@ -1,4 +1,4 @@
-"""Descriptions of failed HTTP requests: connection errors, broken-off responses and the messages of rejections."""
+"""The failures of HTTP requests, and their descriptions: connection errors, broken-off responses, rejections."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import aiohttp
 import orjson
 
+from gymsdk.errors import Failed
 from gymsdk.http.connections import InvalidResponse
 from gymsdk.types import Item
 
@@ -43,6 +44,85 @@ _ERRNO_MESSAGES = {
     errno.EHOSTUNREACH: "there is no route to that host; check the address",
     errno.ENETUNREACH: "there is no route to that network; check the address",
 }
+
+
+class RequestRefused(Failed):
+    """A server rejected the request; `param` is the parameter that the server blames."""
+
+
+# Failures
+
+MODEL_TIMEOUT_ADVICE = "allow a model call more time (--timeout, in Python `timeout`), or lower the load"
+"""What to do if a model did not answer within the timeout that the user can set."""
+
+
+def is_retryable_status(status: int) -> bool:
+    """Return whether a request that was answered with *status* may succeed on another attempt."""
+    # 501 Not Implemented does not change between attempts.
+    return status in {408, 409, 429} or (status >= 500 and status != 501)  # noqa: PLR2004 - server errors
+
+
+def build_refusal_error(host: str, status: int, text: str, *, retry_after: float | None = None) -> Failed:
+    """Return the failure for a response with an error status.
+
+    Args:
+        host: The host that answered.
+        status: The status.
+        text: The body as text, with secrets redacted.
+        retry_after: The seconds of the `Retry-After` header, if any.
+    """
+    retryable = is_retryable_status(status)
+    kind = FAILURE_KINDS.get(status, "model_error" if retryable else "model_refused")
+    reason, param = parse_refusal(text)
+    message = ": ".join(filter(None, (f"{host} answered {status}", reason))) + get_status_hint(status)
+    refusal = RequestRefused(message, kind=kind, retryable=retryable, retry_after=retry_after if retryable else None)
+    refusal.param = param
+    return refusal
+
+
+def build_unreachable_error(host: str, error: Exception, kind: type[Failed] = Failed) -> Failed:
+    """Return the failure for a connection to *host* that could not be opened."""
+    return kind(f"cannot reach {host}: {describe_connect_error(error)}", kind="model_unreachable", retryable=True)
+
+
+def build_proxy_error(host: str, error: aiohttp.ClientHttpProxyError, kind: type[Failed]) -> Failed:
+    """Return the failure for a proxy that refuses a connection to *host*."""
+    needs_password = error.status == 407  # noqa: PLR2004 - Proxy Authentication Required
+    advice = (
+        "write the user and the password into the variable, as in http://USER:PASSWORD@HOST:PORT"
+        if needs_password
+        else "check the proxy, or name hosts that are reached without it in NO_PROXY"
+    )
+    message = f"cannot reach {host}: the proxy answered {error.status} {error.message}; {advice}"
+    return kind(message, kind="model_unreachable", retryable=not needs_password)
+
+
+def build_interrupted_error(host: str, error: Exception) -> Failed:
+    """Return the failure for a response of *host* that broke off."""
+    message = f"{host} broke off its answer: {describe_interruption(error)}"
+    return Failed(message, kind="model_unreachable", retryable=True)
+
+
+def build_too_large_error(host: str, max_answer_bytes: int) -> Failed:
+    """Return the failure for a response of *host* that has more than *max_answer_bytes* bytes."""
+    message = (
+        f"{host} sent a response of more than {max_answer_bytes} bytes, counted after decompression, which was not"
+        " read to its end; check the server, lower max_output_tokens, or raise max_answer of the model"
+    )
+    return Failed(message, kind="model_answer_too_large")
+
+
+SERVER_TIMEOUT_ADVICE = "check the server's log and its load"
+"""What to do if another server did not answer in time."""
+
+
+def build_timeout_error(host: str, timeout: float, advice: str = SERVER_TIMEOUT_ADVICE) -> Failed:
+    """Return the failure for a response of *host* that did not arrive within *timeout* seconds."""
+    message = f"{host} did not answer within {timeout:g} s; {advice}"
+    return Failed(message, kind="model_timeout", retryable=True)
+
+
+# Descriptions
 
 
 def get_status_hint(status: int) -> str:

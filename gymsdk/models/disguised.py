@@ -8,7 +8,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from gymsdk.convert.token_limits import find_limit_refusal
-from gymsdk.http.client import HttpResponse, is_retryable_status
+from gymsdk.http.client import HttpResponse
+from gymsdk.http.errors import is_retryable_status
 from gymsdk.types import Item
 
 MAX_ERROR_BYTES = 65_536

@@ -47,9 +47,6 @@ UNAUTHORIZED_STATUSES = frozenset({401, 403})
 UNSUPPORTED_STATUSES = frozenset({404, 405, 501})
 """The statuses with which servers answer at a path that they do not support."""
 
-MAX_EXCERPT_CHARS = 200
-"""The length of the excerpt of a broken answer in a warning."""
-
 CHECK_SECONDS = 5.0
 """The timeout of a check whether a server is up."""
 
@@ -343,7 +340,7 @@ class Upstream:
             call.refuses_role = refuses_role(revealed)
             if not is_faulty:
                 return revealed
-            reason = f"{answer.host} answered {answer.status} with {answer.text[:MAX_EXCERPT_CHARS]!r}"
+            reason = f"{answer.host} answered {answer.status} with {answer.text[: errors.MAX_EXCERPT_CHARS]!r}"
             if not await self._wait_to_retry(call, reason):
                 return revealed
 

@@ -16,10 +16,16 @@ from gymsdk.cluster.router import IsFinalAnswer
 from gymsdk.convert.apis import get_outbound_api
 from gymsdk.credentials import redact_failures
 from gymsdk.errors import BadModelOption, Failed
-from gymsdk.http import bodies
+from gymsdk.http import backoff, bodies
 from gymsdk.http import client as http
 from gymsdk.http.backoff import Retries
 from gymsdk.http.client import LoopLocal
+from gymsdk.http.errors import (
+    MODEL_TIMEOUT_ADVICE,
+    build_interrupted_error,
+    build_timeout_error,
+    build_unreachable_error,
+)
 from gymsdk.http.proxies import HTTP_SCHEMES, find_proxy
 from gymsdk.models.endpoint import Upstream
 from gymsdk.models.options import (
@@ -127,14 +133,14 @@ class HostedModel:
                     raise failure from None
                 return self._build_response(error.status_code, error.response.content, error.response.headers)
             except (TimeoutError, APITimeoutError) as error:
-                raise http.build_timeout_error(self._host, self.options.timeout, http.MODEL_TIMEOUT_ADVICE) from error
+                raise build_timeout_error(self._host, self.options.timeout, MODEL_TIMEOUT_ADVICE) from error
             except APIConnectionError as error:
                 never_connected = type(error.__cause__).__name__.startswith("Connect")
-                build = http.build_unreachable_error if never_connected else http.build_interrupted_error
+                build = build_unreachable_error if never_connected else build_interrupted_error
                 raise build(self._host, error) from error
 
     def _build_response(self, status: int, body: bytes, headers: Mapping[str, str]) -> http.HttpResponse:
-        retry_after = http.parse_retry_after(headers.get("Retry-After"))
+        retry_after = backoff.parse_retry_after(headers.get("Retry-After"))
         return http.HttpResponse(self._host, status, body, retry_after, self.options.secrets)
 
 

@@ -18,7 +18,8 @@ from gymsdk.config.model import resolve_environment_name
 from gymsdk.episode_record import EpisodeRecord
 from gymsdk.errors import EpisodeError, Failed, Unscorable, format_suggestion
 from gymsdk.http import client as http
-from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
+from gymsdk.http.client import HttpResponse
+from gymsdk.http.errors import MAX_EXCERPT_CHARS
 from gymsdk.line import (
     ROLLOUT_INDEX,
     TASK_INDEX,

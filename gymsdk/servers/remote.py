@@ -35,6 +35,7 @@ from gymsdk.errors import BadRow, Failed
 from gymsdk.http import client
 from gymsdk.http.backoff import Retries
 from gymsdk.http.client import HttpResponse
+from gymsdk.http.errors import MAX_EXCERPT_CHARS, SERVER_TIMEOUT_ADVICE, build_refusal_error
 from gymsdk.line import StoredVerdict
 from gymsdk.request_options import OpenedEpisode, RequestOptions
 from gymsdk.servers.session_clients import CLIENT_HEADER
@@ -171,7 +172,7 @@ class RemoteEnvironment:
         if answer.ok:
             return parse_object(answer, "metrics")
         if answer.status in INVALID_ROW_STATUSES and parse_failure(answer) is None:
-            raise RequestRejected(answer.status, answer.text[: client.MAX_EXCERPT_CHARS])
+            raise RequestRejected(answer.status, answer.text[:MAX_EXCERPT_CHARS])
         raise build_failure(answer, "metrics")
 
 
@@ -206,9 +207,7 @@ def read_row(row: Row | Task) -> tuple[Task, Row]:
 def open_failure(answer: HttpResponse, name: str) -> BadRow | Exception:
     """Return the error for an episode that the server of environment *name* did not open."""
     if answer.status == 422 and parse_failure(answer) is None:  # noqa: PLR2004 - an invalid row
-        return BadRow(
-            f"the row does not fit environment {name!r} at {answer.host}: {answer.text[: client.MAX_EXCERPT_CHARS]}"
-        )
+        return BadRow(f"the row does not fit environment {name!r} at {answer.host}: {answer.text[:MAX_EXCERPT_CHARS]}")
     return build_failure(answer, "reset")
 
 
@@ -347,7 +346,7 @@ class RemoteModel:
                 headers=headers,
                 seconds=self._seconds,
                 watch=self._while_alive,
-                timeout_advice=client.SERVER_TIMEOUT_ADVICE,
+                timeout_advice=SERVER_TIMEOUT_ADVICE,
             )
             self._replicas = (key, replicas)
         return self._replicas[1]
@@ -385,7 +384,7 @@ def _is_final_answer(answer: HttpResponse) -> bool:
 
 def _parse_failure(answer: HttpResponse) -> Failed:
     """Build the failure that the server reports, with its own kind if it is a gymsdk server."""
-    failure = client.build_refusal_error(answer.host, answer.status, answer.text, retry_after=answer.retry_after)
+    failure = build_refusal_error(answer.host, answer.status, answer.text, retry_after=answer.retry_after)
     detail = _parse_failure_detail(answer)
     if detail is None:
         return failure

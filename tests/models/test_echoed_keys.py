@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from gymsdk import credentials, model, responses
 from gymsdk.errors import Failed
-from gymsdk.http import client
+from gymsdk.http import errors
 from gymsdk.responses import Api
 from gymsdk.testing.endpoint import serve
 
@@ -63,7 +63,7 @@ async def test_no_failure_repeats_the_key_a_server_echoes(provider: str, status:
     async def echo(request: web.Request) -> web.StreamResponse:
         keys.append(request.headers["Authorization"])
         form, padding = divmod(next(calls), 3)
-        padding = (0, client.MAX_EXCERPT_CHARS - 60, credentials.MAX_MESSAGE_CHARS - 120)[padding]
+        padding = (0, errors.MAX_EXCERPT_CHARS - 60, credentials.MAX_MESSAGE_CHARS - 120)[padding]
         return web.json_response(build_bodies(keys[-1], padding)[form], status=status)
 
     application = web.Application()

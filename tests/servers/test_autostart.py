@@ -40,7 +40,7 @@ INCOMPLETE = {
 
 async def register(head_url: str, node: str, *services: Service) -> None:
     body = {"services": [service.model_dump() for service in services]}
-    answer = await client.put(f"{head_url}/nodes/{node}", body, retry=client.DEFAULT_RETRY)
+    answer = await client.send("PUT", f"{head_url}/nodes/{node}", body, retry=client.DEFAULT_RETRY)
     assert answer.ok, answer.text
 
 

@@ -206,7 +206,7 @@ async def test_a_removed_node_registers_once_under_another_id_and_a_node_that_le
         node = NodeClient(head_url, [LAMP], lease=0.5)
         await node.join()
         before = node.id
-        assert (await client.delete(f"{head_url}/nodes/{before}", retry=client.DEFAULT_RETRY)).ok
+        assert (await client.send("DELETE", f"{head_url}/nodes/{before}", retry=client.DEFAULT_RETRY)).ok
         assert await names(head_url) == []
         await asyncio.gather(*(node.send_heartbeats() for _ in range(3)))
         assert [known["id"] for known in (await fetch_nodes(head_url))["nodes"]] == [node.id] != [before]
