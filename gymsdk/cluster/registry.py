@@ -16,7 +16,6 @@ from gymsdk.cluster.directory import ROUTES_KEY
 from gymsdk.cluster.reports import HEAD_NODE_ID, LEASE_SECONDS, Exit, Registration, Service
 from gymsdk.edge.errors import RequestRejected
 from gymsdk.errors import format_suggestion
-from gymsdk.http.tls import is_loopback
 
 MAX_LOST_NODES = 100
 """Largest number of lost nodes that the head remembers."""
@@ -130,12 +129,10 @@ class LostNodes:
         if not node.services:
             return
         # Nodes lost since then need other replacements.
-        lost = _count_services(
-            lost_node for lost_node in self if lost_node.since > node.last_seen and lost_node.id != node.id
-        )
+        lost = _count_services(other for other in self if other.since > node.last_seen and other.id != node.id)
         expected = {name: self._count_at(name, node.last_seen) - lost[name] for name in _count_services([node])}
         self.record_change(node.services, (), now)
-        services = tuple(lost_node.model_copy(update={"fields": {}}) for lost_node in node.services)
+        services = tuple(service.model_copy(update={"fields": {}}) for service in node.services)
         self._lost[node.id] = LostNode(node.id, services, node.last_seen, node.registration.supervisor, expected, now)
         if len(self._lost) > MAX_LOST_NODES:
             self._lost.popitem(last=False)
@@ -147,7 +144,7 @@ class LostNodes:
     def record_exits(self, supervisor: str, exits: Mapping[str, Exit]) -> None:
         """Forget the nodes whose processes ended according to their supervisor: the exit is reported instead."""
         for node in self:
-            if node.supervisor == supervisor and any(is_exit_of(exits, service) for service in node.services):
+            if node.supervisor == supervisor and _has_exited(node.services, exits):
                 self.drop(node.id)
 
     def forget_replaced(self, live_nodes: Collection[Node], now: float) -> None:
@@ -158,22 +155,23 @@ class LostNodes:
                 counts[name] >= expected for name, expected in node.expected_counts.items()
             ):
                 self.drop(node.id)
-        self._forget(min((node.last_seen for node in live_nodes), default=now))
-
-    def _count_at(self, name: str, at: float) -> int:
-        numbers = self._counts[name]
-        return numbers[bisect_right(numbers, (at, float("inf"))) - 1][1]
-
-    def _forget(self, before: float) -> None:
+        # No node that may get lost has reported earlier, so no earlier count will be read.
+        before = min((node.last_seen for node in live_nodes), default=now)
         for name, numbers in [*self._counts.items()]:
             del numbers[: bisect_right(numbers, (before, float("inf"))) - 1]
             if len(numbers) == 1 and not numbers[0][1]:
                 del self._counts[name]
 
+    def _count_at(self, name: str, at: float) -> int:
+        numbers = self._counts[name]
+        return numbers[bisect_right(numbers, (at, float("inf"))) - 1][1]
 
-def is_exit_of(exits: Mapping[str, Exit], service: Service) -> bool:
-    """Return whether `exits` contains the exit of the service's process."""
-    return service.process_name in exits and exits[service.process_name].is_exit_of(service)
+
+def _has_exited(services: Iterable[Service], exits: Mapping[str, Exit]) -> bool:
+    """Return whether `exits` contains the exit of the process of one of `services`."""
+    return any(
+        service.process_name in exits and exits[service.process_name].is_exit_of(service) for service in services
+    )
 
 
 def _count_services(nodes: Iterable[Node | LostNode]) -> Counter[str]:
@@ -240,10 +238,9 @@ def _has_restarted(nodes: Sequence[Node], node: Node, name: str, order: RestartO
 
 
 def _may_restart(nodes: Sequence[Node], node: Node, name: str, order: RestartOrder, now: float) -> bool:
-    holders = _nodes_with_process(nodes, node, name, order.pid)
     sessions = sum(
         holder.registration.loads[service.name].sessions
-        for holder in holders
+        for holder in _nodes_with_process(nodes, node, name, order.pid)
         for service in holder.services
         if service.process_name == name and service.name in holder.registration.loads
     )
@@ -251,10 +248,9 @@ def _may_restart(nodes: Sequence[Node], node: Node, name: str, order: RestartOrd
 
 
 def _instances_of_process(nodes: Sequence[Node], node: Node, name: str, pid: int) -> list[str]:
-    holders = _nodes_with_process(nodes, node, name, pid)
     return [
         service.id
-        for holder in holders
+        for holder in _nodes_with_process(nodes, node, name, pid)
         for service in holder.services
         if (service.process_name, service.pid) == (name, pid)
     ]
@@ -262,11 +258,11 @@ def _instances_of_process(nodes: Sequence[Node], node: Node, name: str, pid: int
 
 def _nodes_with_process(nodes: Sequence[Node], node: Node, name: str, pid: int) -> list[Node]:
     # Process ids are unique only among the nodes of one supervisor.
-    siblings = [other for other in nodes if other.registration.supervisor == node.registration.supervisor]
     return [
         other
-        for other in siblings
-        if any((service.process_name, service.pid) == (name, pid) for service in other.services)
+        for other in nodes
+        if other.registration.supervisor == node.registration.supervisor
+        and any((service.process_name, service.pid) == (name, pid) for service in other.services)
     ]
 
 
@@ -304,10 +300,6 @@ class NodeRegistry:
         self._awake: float | None = None
         # No lease expires before.
         self._next_expiry = math.inf
-
-    def __len__(self) -> int:
-        """Return the number of live nodes."""
-        return len(self._live_nodes())
 
     def __iter__(self) -> Iterator[Node]:
         """Iterate over the live nodes in order of registration."""
@@ -365,12 +357,9 @@ class NodeRegistry:
         is_repeated = previous is not None and previous.registration.services == registration.services
         if not is_repeated:
             self._check_services(registration.services, ignored_id=id)
-        exits = (
-            {**self.exits_by_supervisor.get(registration.supervisor, {}), **registration.exits}
-            if registration.supervisor
-            else {}
-        )
-        if any(is_exit_of(exits, service) for service in registration.services):
+        known_exits = self.exits_by_supervisor.get(registration.supervisor, {})
+        exits = {**known_exits, **registration.exits} if registration.supervisor else {}
+        if _has_exited(registration.services, exits):
             self.leave(id)
             raise RequestRejected(
                 410, f"the process of node {id!r} has ended, as its supervisor reports; join under another id"
@@ -405,8 +394,9 @@ class NodeRegistry:
         workers = sorted({service.process for service in self.services if service.name == name and service.process})
         advice = f"restart its workers one by one: {', '.join(workers)}" if workers else "serve it with --separate"
         unsupervised = f"no supervisor can restart {name!r}: {advice}"
-        unknown = f"unknown server {name!r}{format_suggestion(name, sorted(self._names()))}"
-        raise RequestRejected(409, unsupervised if name in self._names() else unknown)
+        names = {HEAD_NODE_ID, *(service.name for service in (*self._own, *self.services)), *self.expected_servers}
+        unknown = f"unknown server {name!r}{format_suggestion(name, sorted(names))}"
+        raise RequestRejected(409, unsupervised if name in names else unknown)
 
     def due_restarts(self, id: str) -> list[str]:
         """Return the servers that a node should restart now."""
@@ -416,12 +406,9 @@ class NodeRegistry:
     def _drop_exited(self, supervisor: str, exits: Mapping[str, Exit]) -> None:
         """Remove the nodes whose process has ended, which their supervisor reports before the lease expires."""
         for node in [node for node in self._nodes.values() if exits and node.registration.supervisor == supervisor]:
-            if any(is_exit_of(exits, service) for service in node.services):
+            if _has_exited(node.services, exits):
                 self.leave(node.id)
         self._lost.record_exits(supervisor, exits)
-
-    def _names(self) -> set[str]:
-        return {HEAD_NODE_ID, *(service.name for service in (*self._own, *self.services)), *self.expected_servers}
 
     def leave(self, id: str) -> None:
         """Remove a node; its later reports are rejected."""
@@ -511,28 +498,3 @@ class NodeRegistry:
 
 def _service_identity(service: Service) -> tuple[str, str]:
     return service.kind, service.implementation
-
-
-def check_services(services: Sequence[Service], address: str, *, head_address: str, scheme: str) -> None:
-    """Reject a node whose services other machines cannot reach, or would reach without TLS although the head uses it.
-
-    Args:
-        services: The node's services.
-        address: The address from which the node called.
-        head_address: The head's address that the node called.
-        scheme: The scheme with which the node called.
-
-    Raises:
-        RequestRejected: A service is unreachable or would expose the token.
-    """
-    for service in services:
-        if is_loopback(service.host) and not is_loopback(address) and address != head_address:
-            unreachable = f"{service.name!r} listens at {service.host}, which only the machine {address} can reach"
-            raise RequestRejected(
-                422, f"{unreachable}; serve it with --host 0.0.0.0, or set its address with --advertise-host"
-            )
-        if scheme == "https" and service.scheme != "https":
-            unencrypted = (
-                f"{service.name!r} uses plain HTTP but this head uses TLS: clients would send their token unencrypted"
-            )
-            raise RequestRejected(422, f"{unencrypted}; serve it with --tls-cert and --tls-key")

@@ -12,7 +12,6 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
-from gymsdk.cluster import registry
 from gymsdk.cluster.directory import ROUTES_KEY, build_shared_config, choose_services
 from gymsdk.cluster.registry import LostNode, Node, NodeRegistry
 from gymsdk.cluster.reports import (
@@ -35,7 +34,7 @@ from gymsdk.edge.app import create_app as create_base_app
 from gymsdk.edge.errors import RequestRejected
 from gymsdk.edge.openapi import document_endpoint
 from gymsdk.edge.request import json_response, read_json_object
-from gymsdk.http.tls import WILDCARD_HOSTS
+from gymsdk.http.tls import WILDCARD_HOSTS, is_loopback
 from gymsdk.observability.metrics import ServerMetrics, add_wait_metrics
 from gymsdk.servers.requests import parse_body
 from gymsdk.types import Item
@@ -303,7 +302,7 @@ class HeadEndpoints:
         registration = parse_body(Registration, await read_json_object(request))
         address = request.client.host if request.client else ""
         own = (request.scope.get("server") or ("",))[0] or ""
-        registry.check_services(registration.services, address, head_address=own, scheme=request.url.scheme)
+        check_services(registration.services, address, head_address=own, scheme=request.url.scheme)
         lease = self._registry.register(node, registration, address)
         names = self._registry.due_restarts(node)
         return json_response({"lease": lease} | ({"restart": names} if names else {}))
@@ -379,3 +378,28 @@ def _build_instance(
         started=service.started,
         exit=exits.get(service.process_name),
     )
+
+
+def check_services(services: Sequence[Service], address: str, *, head_address: str, scheme: str) -> None:
+    """Reject a node whose services other machines cannot reach, or would reach without TLS although the head uses it.
+
+    Args:
+        services: The node's services.
+        address: The address from which the node called.
+        head_address: The head's address that the node called.
+        scheme: The scheme with which the node called.
+
+    Raises:
+        RequestRejected: A service is unreachable or would expose the token.
+    """
+    for service in services:
+        if is_loopback(service.host) and not is_loopback(address) and address != head_address:
+            unreachable = f"{service.name!r} listens at {service.host}, which only the machine {address} can reach"
+            raise RequestRejected(
+                422, f"{unreachable}; serve it with --host 0.0.0.0, or set its address with --advertise-host"
+            )
+        if scheme == "https" and service.scheme != "https":
+            unencrypted = (
+                f"{service.name!r} uses plain HTTP but this head uses TLS: clients would send their token unencrypted"
+            )
+            raise RequestRejected(422, f"{unencrypted}; serve it with --tls-cert and --tls-key")

@@ -9,9 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from gymsdk.cluster.directory import build_shared_config, choose_services
-from gymsdk.cluster.registry import NodeRegistry, check_services
+from gymsdk.cluster.registry import NodeRegistry
 from gymsdk.cluster.reports import MAX_ENTRIES, Exit, Registration
 from gymsdk.edge.errors import RequestRejected
+from gymsdk.servers.head import check_services
 
 from .registrations import HERE, MATH, build_exit_registration, build_registration, build_service
 
@@ -24,7 +25,7 @@ def test_a_node_is_registered_for_its_lease(registry, clock):
     clock.now = 19.0
     assert [service.implementation for service in registry.services] == ["sums"]
     clock.now = 19.1
-    assert (registry.services, len(registry)) == ([], 0)
+    assert (registry.services, len([*registry])) == ([], 0)
     assert registry.register("b", build_registration(seconds=2.0), HERE) == 2.0
     assert registry.register("b", build_registration(seconds=2000.0), HERE) == 10.0
 
@@ -55,7 +56,7 @@ def test_a_server_that_contradicts_a_registered_server_or_a_key_is_rejected_with
         for fields in ({"implementation": "sums"}, {"kind": "responses_api_models"}):
             with pytest.raises(RequestRejected, match=message):
                 known.register("b", build_registration(build_service(**fields)), HERE)
-    assert len(registry) == 1
+    assert len([*registry]) == 1
     for name in ("head_server", "policy_model_name"):
         with pytest.raises(RequestRejected, match="a key of the configuration"):
             NodeRegistry(taken=["policy_model_name"]).register("a", build_registration(build_service(name=name)), HERE)
@@ -233,7 +234,7 @@ def test_a_node_is_lost_until_another_has_its_servers_however_soon(registry, clo
     clock.now = when
     registry.register("b", build_registration(build_service()), "10.0.0.8")
     clock.now = 12.0
-    assert (list_lost(registry), len(registry)) == ([], 1)
+    assert (list_lost(registry), len([*registry])) == ([], 1)
 
 
 def test_a_node_is_lost_while_fewer_instances_exist_than_before(registry, clock):
