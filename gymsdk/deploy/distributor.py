@@ -21,7 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gymsdk.config.model import WorkerConfig
-from gymsdk.deploy.runner import Adopt, Work
+from gymsdk.deploy.node import Work
+from gymsdk.deploy.runner import Adopt
 from gymsdk.sockets import ACCEPT_PAUSE_SECONDS, EXHAUSTION_ERRNOS, ExhaustionLog
 
 MAX_ACCEPTS_PER_PASS = 8

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextvars
 import logging
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeAlias
 
 from gymsdk.client import parse_value
 from gymsdk.cluster.directory import auth_headers
@@ -45,6 +50,12 @@ POLL_SECONDS = 0.5
 
 REQUEST_SECONDS = 2.0
 """Timeout of a request to the head, in seconds."""
+
+BLOCKED_SECONDS = 60.0
+"""Seconds without an iteration after which an event loop counts as blocked, not just as busy."""
+
+Work: TypeAlias = Callable[[asyncio.Event, asyncio.Event], Coroutine[Any, Any, None]]
+"""A background task: it sets the first event once it is up, and ends when the second event is set."""
 
 Headers: TypeAlias = Callable[[], client.Headers]
 """Returns the headers of each request."""
@@ -358,3 +369,97 @@ def join_error(answer: HttpResponse) -> GymsdkError:
         sentence = f"{answer.host} is not a gymsdk head: it answered {answer.status} at /nodes"
         return GymsdkError(f"{sentence}; use the address of a gymsdk head, or choose another port")
     return GymsdkError(f"the head {answer.host} refuses this node: {detail or answer.status}")
+
+
+# Heartbeats beside a busy event loop
+
+
+def run_in_thread(work: Work, name: str) -> Work:
+    """Return *work* as work that runs in its own thread, on its own event loop.
+
+    Use it for what must happen in time although the caller's event loop is busy, such as heartbeats. Setting the second
+    event ends the work, and cancelling the returned work cancels it.
+
+    Args:
+        work: The work. It must not use anything that belongs to the caller's event loop.
+        name: The name of the thread.
+    """
+
+    async def run(started: asyncio.Event, stop: asyncio.Event) -> None:
+        caller_loop, thread_loop = asyncio.get_running_loop(), asyncio.new_event_loop()
+        thread_stop = asyncio.Event()
+        task = thread_loop.create_task(_run_and_report(work, partial(_call, caller_loop, started.set), thread_stop))
+        ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        target = partial(contextvars.copy_context().run, _run, thread_loop, task, ended)
+        # A daemon thread: work that ignores its cancellation must not keep the process alive.
+        threading.Thread(target=target, name=name, daemon=True).start()
+        waiting: asyncio.Future[Any] = asyncio.wrap_future(ended)
+        ending: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait([waiting, ending], return_when="FIRST_COMPLETED")
+            _call(thread_loop, thread_stop.set)
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            _call(thread_loop, task.cancel)
+            raise
+        finally:
+            ending.cancel()
+
+    return run
+
+
+class LoopMonitor:
+    """Tells other threads whether this event loop still runs; the servers of a blocked loop answer no request."""
+
+    def __init__(self, limit: float = BLOCKED_SECONDS) -> None:
+        self._limit = limit
+        self._at = time.monotonic()
+
+    def is_recent(self) -> bool:
+        """Return whether the event loop has run within the limit."""
+        return time.monotonic() - self._at < self._limit
+
+    async def run(self, started: asyncio.Event, stop: asyncio.Event) -> None:
+        """Record the time every second until *stop* is set."""
+        started.set()
+        while not stop.is_set():
+            self._at = time.monotonic()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await stop.wait()
+
+
+async def _run_and_report(work: Work, report_start: Callable[[], None], stop: asyncio.Event) -> None:
+    """Run *work*, and call *report_start* when it is up."""
+    started = asyncio.Event()
+
+    async def report() -> None:
+        await started.wait()
+        report_start()
+
+    reporting = asyncio.ensure_future(report())
+    try:
+        await work(started, stop)
+    finally:
+        reporting.cancel()
+
+
+def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], done: concurrent.futures.Future[None]) -> None:
+    """Run *task* on *loop* in this thread, close the loop, and report how the task ended."""
+    try:
+        try:
+            loop.run_until_complete(task)
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+    except BaseException as error:  # noqa: BLE001 - the thread that waits for `ended` raises it
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    # Fails if the loop is closed, and then nothing waits for the call.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextvars
 import logging
 import socket
-import threading
-import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from gymsdk import credentials
 from gymsdk.cluster.registry import NodeRegistry
@@ -21,7 +17,7 @@ from gymsdk.cluster.reports import LEASE_SECONDS, Load, Scheme, Service, build_u
 from gymsdk.concurrency import CANCEL_GRACE_SECONDS
 from gymsdk.config.model import Times
 from gymsdk.deploy.child import HEAD_SERVER
-from gymsdk.deploy.node import NodeClient
+from gymsdk.deploy.node import LoopMonitor, NodeClient, Work, run_in_thread
 from gymsdk.edge.addresses import bind_socket, check_advertised, socket_host, socket_port
 from gymsdk.edge.app import server_prefix
 from gymsdk.edge.auth import NO_SECURITY, Security
@@ -34,12 +30,6 @@ from gymsdk.types import Item
 
 Adopt: TypeAlias = Callable[[socket.socket], None]
 """Serves a connection that another process has accepted."""
-
-Work: TypeAlias = Callable[[asyncio.Event, asyncio.Event], Coroutine[Any, Any, None]]
-"""A background task: it sets the first event once it is up, and ends when the second event is set."""
-
-BLOCKED_SECONDS = 60.0
-"""Seconds without an iteration after which an event loop counts as blocked, not just as busy."""
 
 log = logging.getLogger("gymsdk")
 
@@ -83,196 +73,6 @@ class BackgroundTask:
             return
         if not self._failure_reported and not self.task.cancelled() and (error := self.task.exception()):
             log.warning("%s ended with an error: %r", self.what, error)
-
-
-def run_in_thread(work: Work, name: str) -> Work:
-    """Return *work* as work that runs in its own thread, on its own event loop.
-
-    Use it for what must happen in time although the caller's event loop is busy, such as heartbeats. Setting the second
-    event ends the work, and cancelling the returned work cancels it.
-
-    Args:
-        work: The work. It must not use anything that belongs to the caller's event loop.
-        name: The name of the thread.
-    """
-
-    async def run(started: asyncio.Event, stop: asyncio.Event) -> None:
-        caller_loop, thread_loop = asyncio.get_running_loop(), asyncio.new_event_loop()
-        thread_stop = asyncio.Event()
-        task = thread_loop.create_task(_run_and_report(work, partial(_call, caller_loop, started.set), thread_stop))
-        ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        target = partial(contextvars.copy_context().run, _run, thread_loop, task, ended)
-        # A daemon thread: work that ignores its cancellation must not keep the process alive.
-        threading.Thread(target=target, name=name, daemon=True).start()
-        waiting: asyncio.Future[Any] = asyncio.wrap_future(ended)
-        ending: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
-        try:
-            await asyncio.wait([waiting, ending], return_when="FIRST_COMPLETED")
-            _call(thread_loop, thread_stop.set)
-            await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            _call(thread_loop, task.cancel)
-            raise
-        finally:
-            ending.cancel()
-
-    return run
-
-
-class LoopMonitor:
-    """Tells other threads whether this event loop still runs; the servers of a blocked loop answer no request."""
-
-    def __init__(self, limit: float = BLOCKED_SECONDS) -> None:
-        self._limit = limit
-        self._at = time.monotonic()
-
-    def is_recent(self) -> bool:
-        """Return whether the event loop has run within the limit."""
-        return time.monotonic() - self._at < self._limit
-
-    async def run(self, started: asyncio.Event, stop: asyncio.Event) -> None:
-        """Record the time every second until *stop* is set."""
-        started.set()
-        while not stop.is_set():
-            self._at = time.monotonic()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await stop.wait()
-
-
-async def _run_and_report(work: Work, report_start: Callable[[], None], stop: asyncio.Event) -> None:
-    """Run *work*, and call *report_start* when it is up."""
-    started = asyncio.Event()
-
-    async def report() -> None:
-        await started.wait()
-        report_start()
-
-    reporting = asyncio.ensure_future(report())
-    try:
-        await work(started, stop)
-    finally:
-        reporting.cancel()
-
-
-def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], done: concurrent.futures.Future[None]) -> None:
-    """Run *task* on *loop* in this thread, close the loop, and report how the task ended."""
-    try:
-        try:
-            loop.run_until_complete(task)
-        finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
-            loop.close()
-    except BaseException as error:  # noqa: BLE001 - the thread that waits for `ended` raises it
-        done.set_exception(error)
-    else:
-        done.set_result(None)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
-    # Fails if the loop is closed, and then nothing waits for the call.
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(function)
-
-
-class Startable(Protocol):
-    """A server to start."""
-
-    @property
-    def service(self) -> Service:
-        """The server as other servers know it."""
-
-
-P = TypeVar("P", bound=Startable)
-
-POLL_SECONDS = 0.5
-"""Seconds between two checks for missing servers."""
-
-SETTLE_SECONDS = 2.0
-"""Seconds that a node must have been registered before it counts: another node may bring its missing servers."""
-
-
-class AutoStarter(Generic[P]):
-    """Starts the servers that the nodes of a head lack.
-
-    A server that does not start is logged once and not tried again.
-
-    Args:
-        services: The head's own servers.
-        registry: The nodes of the head.
-        choose: Returns the servers to start, from the running servers and the names of the expected ones.
-        start: Starts a server; returns its task, and a function to call once it is up.
-        starting: The seconds that a server gets to start.
-        stop_seconds: The seconds that a server gets to stop.
-    """
-
-    def __init__(
-        self,
-        services: Sequence[Service],
-        registry: NodeRegistry,
-        choose: Callable[[Sequence[Service], Collection[str]], Sequence[P]],
-        start: Callable[[P], tuple[BackgroundTask, Callable[[], None]]],
-        *,
-        starting: float,
-        stop_seconds: float,
-    ) -> None:
-        self._services = services
-        self._registry = registry
-        self._choose = choose
-        self._start_server = start
-        self._starting = starting
-        self._stop_seconds = stop_seconds
-        self._failed: set[str] = set()
-        self._tasks: list[BackgroundTask] = []
-
-    async def run(self, started: asyncio.Event, stop: asyncio.Event) -> None:
-        """Start missing servers until *stop* is set, then stop them; raises if a server fails."""
-        started.set()
-        try:
-            while not stop.is_set():
-                await self._start_missing()
-                await self._wait_for_membership_change(stop)
-        finally:
-            await asyncio.gather(*(task.stop(self._stop_seconds) for task in self._tasks))
-
-    async def _start_missing(self) -> None:
-        running = [service for node in self._registry.nodes_settled_for(SETTLE_SECONDS) for service in node.services]
-        # A server that failed to start counts as expected, so that it is not started again at every check.
-        expected = {*self._registry.expected_servers, *self._failed}
-        for spec in self._choose([*self._services, *running], expected) if running else ():
-            try:
-                await self._start(spec)
-            except GymsdkError as error:
-                # What nodes report must not end the head.
-                self._failed.add(spec.service.name)
-                log.warning("no node has the server %r, and it cannot run here: %s", spec.service.name, error)
-
-    async def _start(self, spec: P) -> None:
-        task, announce = self._start_server(spec)
-        self._tasks.append(task)
-        try:
-            await task.wait_until_up(self._starting)
-        except GymsdkError:
-            self._tasks.remove(task)
-            await task.stop(self._stop_seconds)
-            raise
-        announce()
-        log.warning("%s runs in the process of the head, because no node has one", task.what)
-
-    async def _wait_for_membership_change(self, stop: asyncio.Event) -> None:
-        ending = asyncio.ensure_future(stop.wait())
-        try:
-            await asyncio.wait(
-                {ending, *(background_task.task for background_task in self._tasks)},
-                timeout=POLL_SECONDS,
-                return_when="FIRST_COMPLETED",
-            )
-        finally:
-            ending.cancel()
-        ended = [background_task for background_task in self._tasks if background_task.task.done()]
-        if ended and not stop.is_set():
-            raise ended[0].describe_failure()
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +121,95 @@ class HeadConnection:
     path: str = ""
     supervisor: str = ""
     receive: Callable[[Mapping[str, Adopt]], Work] | None = None
+
+
+POLL_SECONDS = 0.5
+"""Seconds between two checks for missing servers."""
+
+SETTLE_SECONDS = 2.0
+"""Seconds that a node must have been registered before it counts: another node may bring its missing servers."""
+
+
+class AutoStarter:
+    """Starts the servers that the nodes of a head lack.
+
+    A server that does not start is logged once and not tried again.
+
+    Args:
+        services: The head's own servers.
+        registry: The nodes of the head.
+        choose: Returns the servers to start, from the running servers and the names of the expected ones.
+        start: Starts a server; returns its task, and a function to call once it is up.
+        starting: The seconds that a server gets to start.
+        stop_seconds: The seconds that a server gets to stop.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        registry: NodeRegistry,
+        choose: Callable[[Sequence[Service], Collection[str]], Sequence[ServerSpec]],
+        start: Callable[[ServerSpec], tuple[BackgroundTask, Callable[[], None]]],
+        *,
+        starting: float,
+        stop_seconds: float,
+    ) -> None:
+        self._services = services
+        self._registry = registry
+        self._choose = choose
+        self._start_server = start
+        self._starting = starting
+        self._stop_seconds = stop_seconds
+        self._failed: set[str] = set()
+        self._tasks: list[BackgroundTask] = []
+
+    async def run(self, started: asyncio.Event, stop: asyncio.Event) -> None:
+        """Start missing servers until *stop* is set, then stop them; raises if a server fails."""
+        started.set()
+        try:
+            while not stop.is_set():
+                await self._start_missing()
+                await self._wait_for_membership_change(stop)
+        finally:
+            await asyncio.gather(*(task.stop(self._stop_seconds) for task in self._tasks))
+
+    async def _start_missing(self) -> None:
+        running = [service for node in self._registry.nodes_settled_for(SETTLE_SECONDS) for service in node.services]
+        # A server that failed to start counts as expected, so that it is not started again at every check.
+        expected = {*self._registry.expected_servers, *self._failed}
+        for spec in self._choose([*self._services, *running], expected) if running else ():
+            try:
+                await self._start(spec)
+            except GymsdkError as error:
+                # What nodes report must not end the head.
+                self._failed.add(spec.service.name)
+                log.warning("no node has the server %r, and it cannot run here: %s", spec.service.name, error)
+
+    async def _start(self, spec: ServerSpec) -> None:
+        task, announce = self._start_server(spec)
+        self._tasks.append(task)
+        try:
+            await task.wait_until_up(self._starting)
+        except GymsdkError:
+            self._tasks.remove(task)
+            await task.stop(self._stop_seconds)
+            raise
+        announce()
+        log.warning("%s runs in the process of the head, because no node has one", task.what)
+
+    async def _wait_for_membership_change(self, stop: asyncio.Event) -> None:
+        ending = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait(
+                {ending, *(background_task.task for background_task in self._tasks)},
+                timeout=POLL_SECONDS,
+                return_when="FIRST_COMPLETED",
+            )
+        finally:
+            ending.cancel()
+        ended = [background_task for background_task in self._tasks if background_task.task.done()]
+        if ended and not stop.is_set():
+            raise ended[0].describe_failure()
 
 
 class ServerRunner:

@@ -15,8 +15,9 @@ from gymsdk.cluster.registry import NodeRegistry
 from gymsdk.cluster.reports import Registration, Service
 from gymsdk.config.model import Deployment, PortRange
 from gymsdk.deploy.child import HEAD_SERVER
+from gymsdk.deploy.node import Work
 from gymsdk.deploy.process import serve
-from gymsdk.deploy.runner import AutoStarter, BackgroundTask, Work
+from gymsdk.deploy.runner import AutoStarter, BackgroundTask
 from gymsdk.edge.addresses import bind_socket
 from gymsdk.http import client
 

@@ -15,7 +15,8 @@ from gymsdk import GymsdkError, UsageError
 from gymsdk.cluster.reports import HEALTH_SECONDS, Load, Service
 from gymsdk.config.model import Times
 from gymsdk.deploy.child import HEAD_SERVER
-from gymsdk.deploy.runner import BackgroundTask, HeadConnection, LoopMonitor, ServerRunner, ServerSpec
+from gymsdk.deploy.node import LoopMonitor
+from gymsdk.deploy.runner import BackgroundTask, HeadConnection, ServerRunner, ServerSpec
 from gymsdk.edge.app import create_app as bare
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics
