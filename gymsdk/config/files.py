@@ -31,33 +31,27 @@ PROTECTED_KEYS = ("token_file", "tls_certificate", "tls_key")
 """Settings that an untrusted file may add but not replace."""
 
 
-def check_untrusted_references(node: YamlNode, path: KeyPath, root: YamlNode, problems: Problems) -> None:
-    """Report each text in an untrusted file that refers to more than that file's own values.
+def find_untrusted_references(node: YamlNode, path: KeyPath, root: YamlNode) -> Iterator[tuple[Place, str]]:
+    """Yield an error for each text in an untrusted file that refers to more than that file's own values.
 
     Args:
         root: The whole configuration, in which references are looked up.
-        problems: Receives one error for each text.
     """
-    leaves = node.walk(path) if isinstance(node.value, (dict, list)) else [(path, node)]
-    for leaf_path, leaf in leaves:
+    for leaf_path, leaf in node.leaves(path):
         if not (leaf.place.untrusted and isinstance(leaf.value, str) and INTERPOLATION_MARK in leaf.value):
             continue
-        name, file = format_key_path(leaf_path), leaf.place.source
+        name, place = format_key_path(leaf_path), leaf.place
         references = find_references(leaf.value)
         if references is None:
-            problems.add(
-                leaf.place,
-                f"{name} uses a function such as ${{oc.env:…}}, which gymsdk does not run in a file it found in"
-                f" the working folder; write the value itself, or name the file: --config {file}",
-            )
+            advice = f"write the value itself, or name the file: --config {place.source}"
+            reason = "which gymsdk does not run in a file it found in the working folder"
+            yield place, f"{name} uses a function such as ${{oc.env:…}}, {reason}; {advice}"
             continue
         for reference in references:
             if other := _find_trusted_place(root, tuple(re.findall(r"[\w-]+", reference))):
-                problems.add(
-                    leaf.place,
-                    f"{name} refers to {reference}, which {other} sets; a file found in the working folder may"
-                    f" refer to its own values only; name it to allow that: --config {file}",
-                )
+                rule = "a file found in the working folder may refer to its own values only"
+                advice = f"name it to allow that: --config {place.source}"
+                yield place, f"{name} refers to {reference}, which {other} sets; {rule}; {advice}"
 
 
 def check_protected_settings(named: YamlNode, merged: YamlNode, problems: Problems) -> None:
@@ -158,10 +152,8 @@ def _pair_addresses_with_secrets(root: YamlNode) -> Iterator[tuple[KeyPath, Plac
 
 def _list_values(node: YamlNode | None) -> Iterator[YamlNode]:
     """Yield *node* or its descendants, as far as they have a value."""
-    if node is None:
-        return
-    leaves = (leaf for _, leaf in node.walk()) if isinstance(node.value, (dict, list)) else [node]
-    yield from (leaf for leaf in leaves if leaf.value not in (None, ""))
+    if node is not None:
+        yield from (leaf for _, leaf in node.leaves() if leaf.value not in (None, ""))
 
 
 def _find_trusted_place(root: YamlNode, path: KeyPath) -> Place | None:
@@ -303,10 +295,7 @@ def read_includes(root: YamlNode, problems: Problems) -> list[tuple[str, Place]]
     node = root.get(INCLUDE_KEY)
     if node is None or node.value is None:
         return []
-    reference_problems = Problems()
-    check_untrusted_references(node, (INCLUDE_KEY,), node, reference_problems)
-    if reference_problems:
-        problems.merge(reference_problems)
+    if problems.add_all(find_untrusted_references(node, (INCLUDE_KEY,), node)):
         return []
     nodes = node.value if isinstance(node.value, list) else [node]
     entries = [(expand_variables(child.value), child.place) for child in nodes if isinstance(child.value, str)]

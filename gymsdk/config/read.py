@@ -7,13 +7,13 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gymsdk.config import fields, sections, show
+from gymsdk.config import fields, show
 from gymsdk.config.files import (
     INCLUDE_KEY,
     FileLoader,
     check_protected_settings,
     check_safety,
-    check_untrusted_references,
+    find_untrusted_references,
     is_readable_by_others,
     read_includes,
 )
@@ -31,7 +31,7 @@ from gymsdk.config.model import (
 )
 from gymsdk.config.overrides import API_KEY_SETTING, Override, apply_environment, apply_overrides, parse_overrides
 from gymsdk.config.resolve import apply_inheritance, find_referenced_keys, iter_references, resolve_references
-from gymsdk.config.sections import ServerReader, is_server
+from gymsdk.config.sections import DeploymentReader, ServerReader, is_server
 from gymsdk.config.servers import TOP_LEVEL_SETTINGS, remove_unsupported
 from gymsdk.config.show import list_settings
 from gymsdk.config.yaml import (
@@ -203,12 +203,6 @@ def _infer_references(server: ServerConfig, servers: Collection[ServerConfig]) -
             yield key, names[0]
 
 
-def check_ports(root: YamlNode, deployment: Deployment, problems: Problems) -> None:
-    """Report ports that two servers use, and ports that are disallowed."""
-    for place, sentence in find_port_errors(_list_ports(root, deployment), deployment.port_range.disallowed):
-        problems.add(place, sentence)
-
-
 def find_port_errors(ports: Iterable[tuple[str, str, int, T]], disallowed: Collection[int]) -> Iterator[tuple[T, str]]:
     """Yield an error for each port that two servers use, and for each that is *disallowed*.
 
@@ -328,10 +322,12 @@ def _build_deployment(root: YamlNode, folder: Path, problems: Problems, *, playe
     settings_root, ignored = _remove_unknown_keys(root, problems)
     # With the keys that gymsdk does not use: a variable is secret, too, if a secret of another program comes from it.
     uses = show.VariableUses(root)
-    _check_references_before_resolving(settings_root, problems)
+    # Resolving untrusted references would read environment variables.
+    if problems.add_all(find_untrusted_references(settings_root, (), settings_root)):
+        problems.raise_if_any()
     settings_root = _resolve(settings_root, problems)
     settings_root = _replace_policy(settings_root) if played else settings_root
-    deployment = sections.read_deployment(settings_root, folder, problems)
+    deployment = DeploymentReader(settings_root, folder, problems).read()
     reader = ServerReader(settings_root, deployment.policy, folder, problems)
     servers = reader.read()
     check_server_references(root, settings_root, servers, problems)
@@ -342,18 +338,11 @@ def _build_deployment(root: YamlNode, folder: Path, problems: Problems, *, playe
             "ignored": dict(sorted({**reader.ignored, **ignored}.items())),
         }
     )
-    check_ports(settings_root, deployment, problems)
+    ports = _list_ports(settings_root, deployment)
+    problems.add_all(find_port_errors(ports, deployment.port_range.disallowed))
     problems.raise_if_any()
     settings = list_settings(settings_root, deployment, problems.secrets, uses)
     return deployment.model_copy(update={"settings": settings})
-
-
-def _check_references_before_resolving(root: YamlNode, problems: Problems) -> None:
-    """Raise the errors of untrusted references: resolving them would read environment variables."""
-    check_untrusted_references(root, (), root, reference_problems := Problems())
-    if reference_problems:
-        problems.merge(reference_problems)
-        problems.raise_if_any()
 
 
 def _resolve(root: YamlNode, problems: Problems) -> YamlNode:

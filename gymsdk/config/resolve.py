@@ -129,7 +129,7 @@ def expand_variables(text: str) -> str:
 
 def find_referenced_keys(root: YamlNode) -> set[str]:
     """Return the top-level keys that `${…}` in *root* refers to."""
-    texts = (node.value for _, node in root.walk() if isinstance(node.value, str))
+    texts = (node.value for _, node in root.leaves() if isinstance(node.value, str))
     return {name for text in texts for name in ROOT_KEY_PATTERN.findall(text)}
 
 
@@ -200,7 +200,7 @@ class _Resolver:
         if node.place.untrusted or any(node is other for other in seen):
             return node.place.untrusted
         if isinstance(node.value, (dict, list)):
-            leaves = [leaf for _, leaf in node.walk()]
+            leaves = [leaf for _, leaf in node.leaves()]
             return bool(leaves) and all(self._is_untrusted(leaf, (*seen, node)) for leaf in leaves)
         match = REFERENCE_PATTERN.fullmatch(node.value) if isinstance(node.value, str) else None
         target: YamlNode | None = self._root if match else None
@@ -214,7 +214,7 @@ class _Resolver:
         Replaces each untrusted value in turn and compares the resolved texts, so that every form of reference counts,
         including nested and relative references.
         """
-        leaves = list(self._root.walk())
+        leaves = list(self._root.leaves())
         texts = [
             path
             for path, leaf in leaves
@@ -237,7 +237,7 @@ class _Resolver:
 
     def _add_computed_texts(self) -> None:
         """Give the texts the values that resolvers of the user compute, because these may compute with numbers."""
-        for (*parent_path, last), leaf in self._root.walk():
+        for (*parent_path, last), leaf in self._root.leaves():
             names = RESOLVER_PATTERN.findall(leaf.value) if isinstance(leaf.value, str) else ()
             if all(name.startswith("oc.") for name in names):
                 continue
@@ -340,7 +340,7 @@ def _is_list(value: object) -> bool:
 
 def _report_missing(root: YamlNode, problems: Problems) -> None:
     """Report all required values that are missing in one error, at the place of the first."""
-    missing = [(path, node.place) for path, node in root.walk() if node.value == "???"]
+    missing = [(path, node.place) for path, node in root.leaves() if node.value == "???"]
     if not missing:
         return
     listed = ", ".join(f"{format_key_path(path)} ({place})" for path, place in missing)

@@ -91,28 +91,34 @@ class _Head(BaseModel):
     port: AnyPort = Field(validation_alias="port")
 
 
-def read_deployment(root: YamlNode, folder: Path, problems: Problems) -> Deployment:
-    """Return the deployment in *root* without its servers; errors go to *problems*.
+class _Reader:
+    """Reads a part of the configuration *root*.
 
     Args:
         folder: The folder for relative paths.
         problems: Receives the errors.
     """
-    return _DeploymentReader(root, folder, problems).read()
-
-
-class _DeploymentReader:
-    """Reads the settings at the top of *root*."""
 
     def __init__(self, root: YamlNode, folder: Path, problems: Problems) -> None:
         self._root = root
         self._folder = folder
         self._problems = problems
+
+    def _validate(self, model: type[M], values: dict[str, Any], *path: str) -> M | None:
+        return validate_fields(model, values, root=self._root, path=path, problems=self._problems)
+
+
+class DeploymentReader(_Reader):
+    """Reads the settings at the top."""
+
+    def __init__(self, root: YamlNode, folder: Path, problems: Problems) -> None:
+        super().__init__(root, folder, problems)
         self._values: dict[str, Any] = {
             key: to_plain(node) for key, node in root.children.items() if is_set(node) and node.value != ""
         }
 
     def read(self) -> Deployment:
+        """Return the deployment without its servers."""
         switches = self._validate(Switches, self._values) or Switches()
         values = self._read_values()
         if switches.use_absolute_ip:
@@ -146,9 +152,6 @@ class _DeploymentReader:
                 tree = tree.setdefault(name, {})
             tree[path[-1]] = self._folder / value if is_path(field) and isinstance(value, str) else value
         return values
-
-    def _validate(self, model: type[Any], values: dict[str, Any], *path: str) -> Any:
-        return validate_fields(model, values, root=self._root, path=path, problems=self._problems)
 
     def _read_head(self, default_host: str) -> tuple[str | None, int]:
         """Return the host of the head, `None` if no file names a head, and its port."""
@@ -201,7 +204,7 @@ class _DeploymentReader:
             self._problems.add(place, "token_id_capture must hold enabled and dir, as in {enabled: true, dir: /tokens}")
             return None
         values = {key: value for key, value in values.items() if key not in TOKEN_CAPTURE_IGNORED}
-        capture: _TokenCapture | None = self._validate(_TokenCapture, values, TOKEN_CAPTURE_KEY)
+        capture = self._validate(_TokenCapture, values, TOKEN_CAPTURE_KEY)
         if capture is None or not capture.enabled:
             return None
         place = self._root.place_of((TOKEN_CAPTURE_KEY, "enabled"))
@@ -230,20 +233,13 @@ def is_server(node: YamlNode) -> bool:
     return any(kind in node.children for kind in SERVER_KINDS)
 
 
-class ServerReader:
-    """Reads the servers in *root*; *ignored* collects NeMo Gym's keys that gymsdk ignores, with their places.
-
-    Args:
-        folder: The folder for relative paths.
-        problems: Receives the errors.
-    """
+class ServerReader(_Reader):
+    """Reads the servers; *ignored* collects NeMo Gym's keys that gymsdk ignores, with their places."""
 
     def __init__(self, root: YamlNode, policy: PolicyConfig, folder: Path, problems: Problems) -> None:
+        super().__init__(root, folder, problems)
         self.ignored: dict[str, Place] = {}
-        self._root = root
         self._policy = policy
-        self._folder = folder
-        self._problems = problems
 
     def read(self) -> tuple[ServerConfig, ...]:
         """Return the valid servers."""
@@ -300,10 +296,10 @@ class ServerReader:
             "models": models,
             "datasets": tuple(self._read_datasets(path, body)),
             "place": body.place,
-            "places": dict(settings.places()),
+            "places": {path: node.place for path, node in settings.walk()},
             **(_read_program(body) if kind == RESOURCES else {}),
         }
-        return self._validate(ServerConfig, values | read_fields(body, ServerConfig), path)
+        return self._validate(ServerConfig, values | read_fields(body, ServerConfig), *path)
 
     def _get_kind(self, name: str, node: YamlNode) -> ServerKind | None:
         kinds = [kind for kind in SERVER_KINDS if kind in node.children]
@@ -360,12 +356,9 @@ class ServerReader:
             mcp = settings.get(MCP_KEY)
             values: dict[str, Any] = {"environment": resolve_environment_name(path[2])}
             values |= {"mcp": mcp.value} if mcp else {}
-            return self._validate(ResourcesServerConfig, values, path)
+            return self._validate(ResourcesServerConfig, values, *path)
         other = "deadline" if kind == ENVIRONMENTS else fields.EPISODE_TIMEOUT_KEY
-        return self._validate(AgentServerConfig, read_fields(settings, AgentServerConfig, without={other}), path)
-
-    def _validate(self, model: type[M], values: dict[str, Any], path: KeyPath) -> M | None:
-        return validate_fields(model, values, root=self._root, path=path, problems=self._problems)
+        return self._validate(AgentServerConfig, read_fields(settings, AgentServerConfig, without={other}), *path)
 
     def _read_datasets(self, path: KeyPath, body: YamlNode) -> Iterator[DatasetConfig]:
         node = body.get("datasets")
@@ -379,7 +372,7 @@ class ServerReader:
             if isinstance(file := values.get("path"), str):
                 values["path"] = self._folder / file
             values["place"] = item.place
-            dataset = self._validate(DatasetConfig, values, (*path, "datasets", str(index)))
+            dataset = self._validate(DatasetConfig, values, *path, "datasets", str(index))
             if dataset is not None:
                 yield dataset
 

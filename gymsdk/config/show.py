@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
@@ -52,7 +53,7 @@ INTERPOLATION_PATTERN = re.compile(r"\$\{([^}]*)")
 
 def find_secrets(root: YamlNode) -> set[str]:
     """Return the secret values in *root*."""
-    return {str(node.value) for path, node in root.walk() if node.value and is_secret(path)}
+    return {str(node.value) for path, node in root.leaves() if node.value and is_secret(path)}
 
 
 def is_secret(path: KeyPath) -> bool:
@@ -95,7 +96,7 @@ class VariableUses:
     def __init__(self, root: YamlNode) -> None:
         self._own: defaultdict[KeyPath, set[str]] = defaultdict(set)
         self._below: defaultdict[KeyPath, set[str]] = defaultdict(set)
-        texts = {path: node.value for path, node in root.walk() if isinstance(node.value, str) and "${" in node.value}
+        texts = {path: node.value for path, node in root.leaves() if isinstance(node.value, str) and "${" in node.value}
         targets = {path: [*_find_targets(text)] for path, text in texts.items()}
         for path, text in texts.items():
             names = {*VARIABLE_PATTERN.findall(text)}
@@ -145,55 +146,6 @@ def _find_targets(text: str) -> Iterator[KeyPath]:
 
 REDACTED = "***"
 
-STARTER_TEMPLATE = """\
-# {name}, its agent and its policy. Serve them with: gymsdk serve --config FILE
-# Show where each setting comes from: gymsdk config --config FILE
-
-head_server:
-  host: 127.0.0.1
-  port: 11000
-
-# Beyond this machine, with a token that clients must show:
-# default_host: 0.0.0.0
-# token_file: token.txt
-
-{name}:
-  resources_servers:
-    {name}:
-      entrypoint: app.py
-      # host: 127.0.0.1
-      # port: 11001  # default: any free port
-{settings}
-{name}_simple_agent:
-  responses_api_agents:
-    simple_agent:
-      entrypoint: app.py
-      resources_server:
-        type: resources_servers
-        name: {name}
-      model_server:
-        type: responses_api_models
-        name: policy_model
-      max_steps: 32
-      # Rows that can be rolled out by name:
-      # datasets:
-      #   - name: example
-      #     type: example
-      #     jsonl_fpath: rows.jsonl
-
-policy_model:
-  responses_api_models:
-    gymsdk_model:
-      model: scripted/oracle  # knows the answers
-    # A vLLM server, in place of the two lines above:
-    # vllm_model:
-    #   entrypoint: app.py
-    #   base_url: http://127.0.0.1:8000/v1  # or policy_base_url in env.yaml
-    #   api_key: ${{oc.env:VLLM_API_KEY,none}}
-    #   model: NAME
-    #   return_token_id_information: false  # true for training
-"""
-
 
 def list_settings(root: YamlNode, deployment: Deployment, secrets: set[str], uses: VariableUses) -> tuple[Setting, ...]:
     """Return all settings of a deployment, including defaults, with secrets redacted.
@@ -203,7 +155,7 @@ def list_settings(root: YamlNode, deployment: Deployment, secrets: set[str], use
         uses: The variables that values come from.
     """
     # The value of a secret variable may also occur under other keys.
-    secrets = secrets | {str(node.value) for path, node in root.walk() if node.value and uses.is_secret(path)}
+    secrets = secrets | {str(node.value) for path, node in root.leaves() if node.value and uses.is_secret(path)}
     written = {path: (value, place, path) for path, value, place in _list_values(root, ())}
     for server in deployment.get_servers(MODELS):
         written |= dict(_list_endpoint(root, server))
@@ -284,7 +236,8 @@ def build_starter_file(name: str, settings: Mapping[str, Any]) -> str:
     """Return a configuration that serves the environment *name*, with its *settings* and defaults as comments."""
     heading = ["      # The environment's own settings, and their defaults:"] if settings else []
     lines = [f"      # {key}: {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in settings.items()]
-    return STARTER_TEMPLATE.format(name=name, settings="".join(f"{line}\n" for line in [*heading, *lines]))
+    template = Path(__file__).with_name("starter.yaml").read_text(encoding="utf-8")
+    return template.format(name=name, settings="".join(f"{line}\n" for line in [*heading, *lines]))
 
 
 def _list_values(node: YamlNode, path: KeyPath) -> Iterator[tuple[KeyPath, Any, Place]]:

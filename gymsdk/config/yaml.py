@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -87,6 +87,13 @@ class Problems:
     def warnings(self) -> tuple[str, ...]:
         """The warnings, each with its place."""
         return tuple(redact_secrets(line, self.secrets) for line in self._warnings)
+
+    def add_all(self, errors: Iterable[tuple[Place, str]]) -> bool:
+        """Add *errors*, and return whether there are any."""
+        found = [*errors]
+        for place, message in found:
+            self.add(place, message)
+        return bool(found)
 
     def add_error(self, error: BadConfig) -> None:
         """Add the messages of *error*, which already contain their places."""
@@ -189,19 +196,14 @@ class YamlNode:
         return self.with_key(first, child.without_path(tuple(rest)))
 
     def walk(self, path: KeyPath = ()) -> Iterator[tuple[KeyPath, YamlNode]]:
-        """Yield every descendant that is neither a mapping nor a list, with its path below *path*."""
+        """Yield the node and all nodes below it, with their paths below *path*."""
+        yield path, self
         for key, node in _iter_children(self):
-            if isinstance(node.value, (dict, list)):
-                yield from node.walk((*path, key))
-            else:
-                yield (*path, key), node
+            yield from node.walk((*path, key))
 
-    def places(self, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Place]]:
-        """Yield the path and the place of every descendant, including mappings and lists."""
-        for key, node in _iter_children(self):
-            yield (*path, key), node.place
-            if isinstance(node.value, (dict, list)):
-                yield from node.places((*path, key))
+    def leaves(self, path: KeyPath = ()) -> Iterator[tuple[KeyPath, YamlNode]]:
+        """Yield each node of `walk` that is neither a mapping nor a list."""
+        return (found for found in self.walk(path) if not isinstance(found[1].value, (dict, list)))
 
 
 def get_child(node: YamlNode, key: str) -> YamlNode | None:

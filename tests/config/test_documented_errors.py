@@ -138,6 +138,9 @@ def list_messages() -> list[list[str]]:
     messages: list[list[str]] = []
     for path in (SOURCE / "config").glob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Yield) and isinstance(call.value, ast.Tuple):
+                message = call.value.elts[-1]
+                messages += [list_fragments(message)] if isinstance(message, ast.JoinedStr) else []
             if not isinstance(call, ast.Call) or not call.args:
                 continue
             called = ast.unparse(call.func)
