@@ -7,24 +7,12 @@ import asyncio
 import pytest
 
 from gymsdk.plugins.calls import (
-    DEFAULT_STAGE_SECONDS,
     Deadline,
-    get_deadline,
     get_loop_time_after,
     pause_deadline,
     run_stage,
     run_until_deadline,
 )
-
-
-async def test_the_remaining_time_decreases():
-    deadline = Deadline(get_loop_time_after(60))
-    before = deadline.get_remaining_seconds()
-    await asyncio.sleep(0.02)
-    assert 0 < deadline.get_remaining_seconds() < before <= 60
-    assert Deadline(get_loop_time_after(-1)).get_remaining_seconds() == 0
-    # Outside of a stage, the deadline is long.
-    assert get_deadline().get_remaining_seconds() == pytest.approx(DEFAULT_STAGE_SECONDS, abs=60)
 
 
 async def test_a_patient_deadline_excludes_waits_with_their_own_limit():

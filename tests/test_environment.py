@@ -87,14 +87,6 @@ async def test_replay_without_calls_plays_only_the_replies(task):
     assert (episode.state.seen, episode.done, episode.transcript.items) == (["7 reply"], True, TURNS)
 
 
-async def test_step_rewards_are_recorded_on_the_episode(environment, task):
-    paying = environment("@hookimpl\nasync def step():\n    return Step(reward=0.25)")
-    episode = await paying.reset(task)
-    for _ in range(3):
-        await paying.step(episode, Message(content="x"))
-    assert episode.paid == 0.75
-
-
 @pytest.mark.parametrize(
     ("source", "needs_replay"),
     [

@@ -24,10 +24,10 @@ KEY = SecretStr("sk-very-secret")
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[str]:
+async def serving(handler: Handler, port: int = 0) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
-    bound = socket.create_server(("127.0.0.1", 0))
+    bound = socket.create_server(("127.0.0.1", port))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.SockSite(runner, bound, backlog=4096).start()
@@ -76,12 +76,13 @@ async def test_the_body_and_the_key_arrive_and_the_response_is_parsed() -> None:
     assert {name: scene.seen[0].headers[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("status", [0, 408, 409, 429, 500, 502, 503, 504, 520])
+@pytest.mark.parametrize("status", [0, 408, 409, 429, 500, 520])
 async def test_closed_connections_and_temporary_errors_are_retried(status: int) -> None:
     scene = Scene((status, "later", {}), (status, "later", {}), OK)
     async with serving(scene.answer) as url:
         assert (await client.post(url, {}, retry=QUICK)).json() == {"ok": True}
-    assert len(scene.seen) == 3
+        assert (await client.get(url, retry=QUICK)).json() == {"ok": True}
+    assert [request.method for request in scene.seen] == ["POST"] * 3 + ["GET"]
 
 
 @pytest.mark.parametrize(
@@ -90,9 +91,9 @@ async def test_closed_connections_and_temporary_errors_are_retried(status: int) 
     + [(status, "model_refused") for status in (307, 400, 405, 413, 422)],
 )
 async def test_a_rejection_and_a_redirect_are_final(status: int, kind: str) -> None:
-    scene = Scene((status, "no", {"Location": "http://127.0.0.1:1/"}))
+    scene = Scene((status, "no", {"Location": "http://127.0.0.1:1/", "Retry-After": "5"}))
     error = await failure(scene)
-    assert (error.kind, error.retryable, len(scene.seen)) == (kind, False, 1)
+    assert (error.kind, error.retryable, error.retry_after, len(scene.seen)) == (kind, False, None, 1)
 
 
 @pytest.mark.parametrize(
@@ -103,25 +104,6 @@ async def test_retries_are_bounded(answer: tuple[int, str, dict[str, str]], kind
     scene = Scene(answer)
     error = await failure(scene)
     assert (error.kind, error.retryable, len(scene.seen)) == (kind, True, 1 + QUICK.times)
-
-
-async def test_an_incomplete_response_is_retried() -> None:
-    calls = 0
-
-    async def half(request: web.Request) -> web.StreamResponse:
-        nonlocal calls
-        calls += 1
-        if calls > 1:
-            return web.Response(text='{"ok": true}')
-        answer = web.StreamResponse(headers={"Content-Length": "1000"})
-        await answer.prepare(request)
-        await answer.write(b'{"ok"')
-        assert request.transport is not None
-        request.transport.abort()
-        return answer
-
-    async with serving(half) as url:
-        assert (await client.post(url, {}, retry=QUICK)).json() == {"ok": True}
 
 
 async def test_an_invalid_url_is_rejected_immediately() -> None:
@@ -156,16 +138,6 @@ async def test_a_retry_after_beyond_the_deadline_is_not_waited_for() -> None:
     assert (error.kind, error.retry_after, len(scene.seen)) == ("model_rate_limited", 3600.0, 1)
 
 
-async def test_a_failure_without_retry_has_no_retry_time() -> None:
-    assert (await failure(Scene((400, "no", {"Retry-After": "5"})))).retry_after is None
-
-
-async def test_retries_do_not_outlive_the_deadline() -> None:
-    scene = Scene(BUSY)
-    error = await failure(scene, timeout=60.0, retry=client.Retry(times=9, first=600, longest=600))
-    assert (error.kind, len(scene.seen)) == ("model_error", 1)
-
-
 async def test_a_request_to_a_silent_server_ends_at_the_deadline() -> None:
     async def silent(_: web.Request) -> web.StreamResponse:
         await asyncio.sleep(30)
@@ -180,12 +152,9 @@ async def test_a_request_to_a_silent_server_ends_at_the_deadline() -> None:
 async def test_a_response_that_is_not_json_is_a_bad_answer() -> None:
     error = await failure(Scene((200, "<html>hello</html>", {})))
     assert (error.kind, "<html>hello" in str(error)) == ("model_bad_answer", True)
-
-
-async def test_a_web_page_is_named_and_not_requested_again() -> None:
-    error = await failure(Scene((200, "<!doctype html><title>Welcome</title>", {})))
-    assert "a web page: check the base URL" in str(error)
-    assert not error.retryable
+    page = await failure(Scene((200, "<!doctype html><title>Welcome</title>", {})))
+    assert "a web page: check the base URL" in str(page)
+    assert not page.retryable
 
 
 async def test_a_message_names_host_status_and_the_beginning_of_the_body() -> None:
@@ -195,21 +164,13 @@ async def test_a_message_names_host_status_and_the_beginning_of_the_body() -> No
     assert len(str(error)) < 300
 
 
-async def test_no_message_contains_the_key() -> None:
+async def test_no_message_contains_the_key_or_a_secret_header() -> None:
     error = await failure(Scene((401, f"wrong key {KEY.get_secret_value()}", {})), key=KEY)
     assert "check the API key" in str(error)
     assert "very-secret" not in str(error)
-
-
-async def test_no_message_contains_a_secret_header() -> None:
-    async def echo(request: web.Request) -> web.StreamResponse:
-        return web.Response(status=400, text=f"what is {request.headers['X-Team']}?")
-
-    async with serving(echo) as url:
-        answer = await client.post(url, {}, headers={"X-Team": SecretStr("hush")}, retry=client.DEFAULT_RETRY)
-    with pytest.raises(Failed, match=r"what is \*\*\*"):
-        answer.json()
-    assert "hush" not in repr(answer.secrets)
+    headers = {"X-Team": SecretStr("hush")}
+    error = await failure(Scene((400, "what is hush?", {})), headers=headers)
+    assert str(error).endswith("what is ***?")
 
 
 async def test_a_cancelled_call_closes_its_connection() -> None:
@@ -260,16 +221,6 @@ async def test_an_invalid_address_is_reported_without_its_secrets(url: str) -> N
     assert "hush" not in str(caught.value)
 
 
-async def test_two_hundred_concurrent_calls_all_succeed() -> None:
-    async def echo(request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(0.05)
-        return web.Response(body=await request.read())
-
-    async with serving(echo) as url, asyncio.TaskGroup() as group:
-        calls = [group.create_task(client.post(url, {"n": n}, retry=client.DEFAULT_RETRY)) for n in range(200)]
-    assert [call.result().json()["n"] for call in calls] == list(range(200))
-
-
 @pytest.mark.slow
 def test_each_loop_has_a_session_that_ends_with_it(recwarn: pytest.WarningsRecorder) -> None:
     async def call() -> None:
@@ -306,36 +257,25 @@ def test_a_delay_is_never_shorter_than_retry_after_and_spreads_the_clients(retry
     assert max(delays) - min(delays) > (longest - retry_after) / 2
 
 
-async def test_a_request_without_retries_is_not_repeated_after_any_response() -> None:
-    scene = Scene(BUSY, OK)
-    async with serving(scene.answer) as url:
-        answer = await client.post(url, {}, retry=QUICK, once=True)
-    assert (answer.status, len(scene.seen)) == (503, 1)
-
-
 async def test_a_request_without_retries_is_not_repeated_if_it_may_have_arrived() -> None:
-    scene = Scene(CUT, OK)
-    async with serving(scene.answer) as url:
+    busy, broken = Scene(BUSY, OK), Scene(CUT, OK)
+    async with serving(busy.answer) as url:
+        assert (await client.post(url, {}, retry=QUICK, once=True)).status == 503
+    async with serving(broken.answer) as url:
         with pytest.raises(Failed, match="broke off its answer"):
             await client.post(url, {}, retry=QUICK, once=True)
-    assert len(scene.seen) == 1
+    assert (len(busy.seen), len(broken.seen)) == (1, 1)
 
 
 async def test_a_request_without_retries_is_repeated_if_the_connection_failed() -> None:
     scene = Scene(OK)
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = bound.getsockname()[1]
-    posting = asyncio.ensure_future(
-        client.post(f"http://127.0.0.1:{port}/x", {}, retry=client.Retry(times=50, first=0.05, longest=0.05), once=True)
-    )
+    url, patient = f"http://127.0.0.1:{port}/x", client.Retry(times=50, first=0.05, longest=0.05)
+    posting = asyncio.ensure_future(client.post(url, {}, retry=patient, once=True))
     await asyncio.sleep(0.1)
-    app = web.Application()
-    app.router.add_post("/x", scene.answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    assert (await posting).ok
-    await runner.cleanup()
+    async with serving(scene.answer, port):
+        assert (await posting).ok
     assert len(scene.seen) == 1
 
 
@@ -345,10 +285,3 @@ async def test_response_cookies_and_headers_are_kept_and_bytes_are_sent_unchange
         answer = await client.post(url, b'{"a": 1}', headers={"Cookie": "k=v"}, retry=client.DEFAULT_RETRY)
     assert (dict(answer.cookies), answer.headers["x-odd"]) == ({"a": '"b=c"'}, "1")
     assert (scene.bodies, scene.seen[0].headers["Cookie"]) == ([b'{"a": 1}'], "k=v")
-
-
-async def test_a_get_request_is_retried() -> None:
-    scene = Scene(BUSY, OK)
-    async with serving(scene.answer) as url:
-        assert (await client.get(url, retry=QUICK)).json() == {"ok": True}
-    assert [request.method for request in scene.seen] == ["GET", "GET"]

@@ -44,13 +44,13 @@ def test_values_survive_the_round_trip(value: object, padding: int, indent: int 
         assert repr(found["value"]) == repr(value) or isinstance(value, (dict, list))
 
 
-@pytest.mark.parametrize("number", EDGES)
 @pytest.mark.parametrize("text", ["%s", "[%s]", "[1,%s]", '{"a":%s}', '{"a":\t%s\n}', '[0.1, "-", %s ]'])
-def test_an_integer_stays_an_integer_at_any_position(number: int, text: str) -> None:
-    found = parse_json(text % number)
-    while not isinstance(found, int):
-        found = list(found.values() if isinstance(found, dict) else found)[-1]
-    assert (type(found), found) == (int, number)
+def test_an_integer_stays_an_integer_at_any_position(text: str) -> None:
+    for number in EDGES:
+        found = parse_json(text % number)
+        while not isinstance(found, int):
+            found = list(found.values() if isinstance(found, dict) else found)[-1]
+        assert (type(found), found) == (int, number)
 
 
 @pytest.mark.parametrize(
@@ -120,12 +120,6 @@ def test_a_large_integer_does_not_change_the_serialization_of_other_values(value
     beside = dump_json({"value": value, "large": 10**30}, indent=indent, default=list)
     assert list(json.loads(beside)["value"]) == list(json.loads(alone)["value"])
     assert json.loads(beside) == {**json.loads(alone), "large": 10**30}
-
-
-@pytest.mark.parametrize("value", [{1, 2}, b"bytes", object(), Point])
-def test_an_unsupported_value_next_to_a_large_integer_is_rejected(value: object) -> None:
-    with pytest.raises(TypeError):
-        dump_json({"value": value, "large": 10**30})
 
 
 def test_a_recursive_value_is_rejected() -> None:

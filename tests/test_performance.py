@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import venv
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_page_lists_the_rows_that_the_script_measures() -> None:
-    pytest.importorskip("uvloop")
     rejected = run_script("--row", "none").stderr
     rows = re.findall(r"'?([\w-]+)'?", rejected.rpartition("choose from ")[2])
     page = (ROOT / "benchmarks" / "README.md").read_text()
@@ -34,7 +32,6 @@ def test_the_page_lists_the_rows_that_the_script_measures() -> None:
 
 
 def test_a_peer_that_fails_is_reported_with_its_error_and_the_next_peers_are_tried(tmp_path: Path) -> None:
-    pytest.importorskip("uvloop")
     venv.create(tmp_path)
     peers = {"inspect_ai": str(tmp_path / "bin" / "python"), "verifiers": "/no/such/python", "nemo_gym": "/bin/echo"}
     options = [option for name, python in peers.items() for option in ("--peer", f"{name}={python}")]
@@ -48,7 +45,6 @@ def test_a_peer_that_fails_is_reported_with_its_error_and_the_next_peers_are_tri
 
 
 def test_a_profile_without_py_spy_says_what_to_install(tmp_path: Path) -> None:
-    pytest.importorskip("uvloop")
     venv.create(tmp_path, symlinks=True)
     python, script = tmp_path / "bin" / "python", ROOT / "benchmarks" / "profile_run.py"
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -88,26 +84,7 @@ def test_a_benchmark_shows_what_a_server_prints_except_that_it_is_stopping() -> 
     assert completed.stderr == "a warning\nan error\n"
 
 
-def test_peers_that_are_not_installed_are_skipped_by_name() -> None:
-    pytest.importorskip("uvloop")
-    names = ("inspect_ai", "verifiers", "nemo_gym")
-    installed = {each.metadata["Name"].lower().replace("-", "_") for each in distributions()}
-    if installed & set(names):
-        pytest.skip("a peer is installed in this interpreter")
-    completed = run_script("--row", "peers")
-    assert completed.returncode == 0, completed.stderr
-    assert re.findall(r"skipped: (\w+) is not installed", completed.stdout) == list(names)
-
-
-def test_a_peer_without_a_known_name_is_rejected() -> None:
-    pytest.importorskip("uvloop")
-    completed = run_script("--row", "peers", "--peer", "nemo-gym=/bin/true")
-    assert completed.returncode == 2
-    assert "inspect_ai, verifiers, nemo_gym" in completed.stderr
-
-
 def test_the_stub_streams_a_chat_completion_when_the_request_asks_for_it() -> None:
-    pytest.importorskip("uvloop")
     tool = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
     messages: list[dict[str, Any]] = [{"role": "user", "content": "what's it like in sf?"}]
     command = [sys.executable, str(ROOT / "benchmarks" / "yardstick" / "stub.py")]

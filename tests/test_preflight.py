@@ -29,7 +29,6 @@ def build_agent(**refers: str) -> ServerConfig:
 @pytest.mark.parametrize(
     ("deployment", "cause"),
     [
-        (Deployment(environments={"unknown_one": {}}), "no environment named 'unknown_one'"),
         (Deployment(environments={"tool_call": {"nope": 1}}), "no setting 'nope'"),
         (Deployment(environments={"tool_call": {}}, model=ModelServerConfig(name="unknown/x")), "no model named"),
         (Deployment(servers=(build_agent(),)), "does not name its resources server"),
@@ -57,7 +56,7 @@ def test_a_port_in_use_is_refused_unless_its_socket_is_this_process_s_own() -> N
 
 @pytest.mark.parametrize(
     ("words", "cause"),
-    [("unknown_one", "no environment named 'unknown_one'"), ("math --server-port nope=9000", "no server 'nope'")],
+    [("unknown_one", "no environment named 'unknown_one'"), ("math --server-port maht=9000", "did you mean 'math'")],
 )
 def test_vllm_does_not_start_for_a_wrong_deployment(words: str, cause: str, tmp_path: Path) -> None:
     (program := tmp_path / "vllm").write_text(VLLM)

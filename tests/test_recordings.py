@@ -10,7 +10,7 @@ from gymsdk import jsonl, responses
 from gymsdk.convert import chat
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.errors import BadRow
-from gymsdk.models.recordings import RecordingStore, build_recording, compute_digests, read_recordings
+from gymsdk.models.recordings import compute_digests, read_recordings
 from gymsdk.types import Item
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
@@ -97,20 +97,6 @@ def test_a_conversation_has_the_same_digests_in_every_inbound_api(path: str) -> 
 def test_another_opening_call_or_output_has_another_digest(other: list[Item]) -> None:
     originals = {compute_digests(items)[-1] for items in (OPENING, [CALLS[0], OUTPUTS[0]])}
     assert compute_digests(other)[-1] not in originals
-
-
-def test_the_matching_recording_is_found_among_equal_openings() -> None:
-    found, opening = RecordingStore(), compute_digests(OPENING)[-1]
-    for number in (1, 2):
-        items = [*OPENING, CALLS[1], responses.build_function_call_output("x", str(number))]
-        turns = [[CALLS[1]], [responses.build_message(f"It is {number}.")]]
-        found.add(build_recording([opening, compute_digests(items)[-1]], turns))
-    digests = compute_digests([*OPENING, CALLS[1], responses.build_function_call_output("y", "2")])
-    chosen, turn = found.find_next_turn(digests) or pytest.fail("none is found")
-    assert (turn, chosen.get_turn(turn)[0]["content"][0]["text"]) == (1, "It is 2.")
-    first, turn = found.find_next_turn(compute_digests(OPENING)) or pytest.fail("none is found")
-    assert (turn, first) == (0, found.find_by_opening(opening)[0])
-    assert found.find_next_turn(compute_digests([user("Hello.")])) is None
 
 
 def test_a_prompt_that_contains_turns_is_one_opening(tmp_path: Path) -> None:

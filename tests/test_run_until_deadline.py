@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import time
 
@@ -19,33 +18,6 @@ from gymsdk.plugins.calls import (
 
 def soon(seconds: float = 0.05) -> Deadline:
     return Deadline(get_loop_time_after(seconds))
-
-
-async def answer(value):
-    await asyncio.sleep(0)
-    return value
-
-
-async def test_a_result_before_the_deadline_is_returned():
-    assert await run_until_deadline(answer(42), soon(60)) == 42
-    timed = warn_when_blocking(asyncio.sleep(0, "slept"), "it")
-    assert inspect.iscoroutine(timed), "it can become a task on every version of Python"
-    assert await asyncio.create_task(timed) == "slept"
-
-
-async def test_a_coroutine_past_its_deadline_is_cancelled():
-    cancelled = []
-
-    async def hang():
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.append(True)
-            raise
-
-    with pytest.raises(TimeoutError):
-        await run_until_deadline(hang(), soon())
-    assert cancelled
 
 
 @pytest.mark.slow
@@ -67,33 +39,6 @@ async def test_a_coroutine_that_suppresses_its_cancellation_is_abandoned(caplog)
     assert "abandoned code failed after its deadline: ValueError('late')" in caplog.text
 
 
-async def test_cancelling_the_waiter_cancels_the_coroutine_too():
-    cancelled = asyncio.Event()
-
-    async def hang():
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    waiting = asyncio.ensure_future(run_until_deadline(hang(), soon(60)))
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert cancelled.is_set()
-
-
-async def test_an_exit_or_a_cancellation_in_a_coroutine_does_not_end_the_loop_or_the_waiter():
-    async def stop(error):
-        raise error
-
-    with pytest.raises(RuntimeError, match=r"it ended with SystemExit\(3\)"):
-        await run_until_deadline(warn_when_blocking(stop(SystemExit(3)), "it"), soon(60))
-    with pytest.raises(TimeoutError):
-        await run_until_deadline(stop(asyncio.CancelledError()), soon(60))
-
-
 async def test_a_warning_names_a_coroutine_that_blocks_the_loop_and_not_one_that_waits(caplog):
     caplog.set_level(logging.WARNING)
     await warn_when_blocking(asyncio.sleep(MAX_LOOP_BLOCK_SECONDS * 1.5), "tool 'wait'")
@@ -108,19 +53,6 @@ async def test_a_warning_names_a_coroutine_that_blocks_the_loop_and_not_one_that
     assert await warn_when_blocking(block(), "tool 'dig'") == 42
     assert [record.message.split(" for ")[0] for record in caplog.records] == ["tool 'dig' held the event loop"] * 2
     assert "write it as a plain `def`, or offload the work" in caplog.text
-
-
-async def test_a_watched_coroutine_may_catch_exceptions():
-    async def fail():
-        raise ValueError("no")
-
-    async def recover():
-        try:
-            await asyncio.ensure_future(fail())
-        except ValueError:
-            return await answer("recovered")
-
-    assert await warn_when_blocking(recover(), "it") == "recovered"
 
 
 async def test_tasks_that_start_together_can_await_the_same_future():

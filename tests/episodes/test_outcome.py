@@ -25,6 +25,8 @@ from gymsdk.types import Budget
 
 from .environments import Log, Notebook, Slow
 
+WITHHELD = {"reason": "content_filter"}
+
 
 class PreparedModel:
     """A model with a given response."""
@@ -45,16 +47,11 @@ class PreparedModel:
         (asyncio.CancelledError(), "model_raised", "the model raised "),
         (TimeoutError("slow"), "model_timeout", "the model raised TimeoutError: slow"),
         (Failed("no server", kind="model_unreachable", retryable=True), "model_unreachable", "no server"),
-        ("text", "model_bad_answer", "the model did not return a Response object"),
         (None, "model_bad_answer", "the model did not return a Response object"),
         ({"output": None}, "model_bad_answer", "the model did not return a Response object"),
         ({"output": [], "status": "failed", "error": "overload"}, "model_error", "the model failed: overload"),
         ({"output": [], "error": {"code": "down"}}, "model_error", "the model failed: {'code': 'down'}"),
-        (
-            {"output": [], "status": "incomplete", "incomplete_details": {"reason": "content_filter"}},
-            "model_withheld",
-            "",
-        ),
+        ({"output": [], "status": "incomplete", "incomplete_details": WITHHELD}, "model_withheld", ""),
     ],
 )
 async def test_a_failing_model_fails_its_episode(notebook, task, answer, kind, message):
@@ -66,15 +63,7 @@ async def test_a_failing_model_fails_its_episode(notebook, task, answer, kind, m
     assert notebook.closed == 1
 
 
-@pytest.mark.parametrize(
-    "item",
-    [
-        "text",
-        {"type": ["message"]},
-        responses.build_message("a") | {"content": [5]},
-        responses.build_message("a") | {"content": 5},
-    ],
-)
+@pytest.mark.parametrize("item", ["text", {"type": ["message"]}, responses.build_message("a") | {"content": [5]}])
 async def test_a_response_with_an_unreadable_item_is_a_terminal_failure(notebook, task, item):
     rollout = await play(Environment("notebook", notebook), PreparedModel({"output": [item]}), task)
     failure = rollout.failure

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from gymsdk import Environment, Failed, Message, Reset, State, Step, Task, Verdict, hookimpl, play
+from gymsdk import Environment, Failed, Message, Reset, State, Task, hookimpl, play
 from gymsdk.errors import BadRow
 
 from .environments import Count, Judge, Question, Settings, Tooled
@@ -125,54 +125,27 @@ def verify(task: Odd): ...
         raising.read({"responses_create_params": {"input": "?"}, "key": "x"})
 
 
-class Named(Judge):
-    """Records the id of the episode that each hook gets."""
-
-    def __init__(self) -> None:
-        self.ids: list[tuple[str, str]] = []
-
-    @hookimpl
-    def reset(self, episode_id: str) -> Reset:
-        self.ids.append(("reset", episode_id))
-        return Reset()
-
-    @hookimpl
-    async def step(self, episode_id: str) -> Step:
-        self.ids.append(("step", episode_id))
-        return Step(done=True)
-
-    @hookimpl
-    def verify(self, episode_id: str) -> Verdict:
-        self.ids.append(("verify", episode_id))
-        return Verdict(reward=1.0)
-
-    @hookimpl
-    def close(self, episode_id: str) -> None:
-        self.ids.append(("close", episode_id))
-
-    @hookimpl
-    def solve(self, episode_id: str) -> Message:
-        self.ids.append(("solve", episode_id))
-        return Message(content="4")
-
-
-async def test_the_hooks_of_an_episode_get_its_id(task, policy):
-    plugin = Named()
-    environment = Environment("named", plugin)
-    rollout = await play(environment, policy("4"), task, id="3:1")
-    assert rollout.failure is None
-    assert plugin.ids == [(hook, "3:1") for hook in ("reset", "step", "verify", "close")]
-
-
-async def test_an_episode_without_an_id_gets_a_generated_one(task):
-    plugin = Named()
-    environment = Environment("named", plugin)
+async def test_the_hooks_of_an_episode_get_its_id_or_else_a_generated_one(environment, policy, task):
+    source = "ids = []\n@hookimpl\ndef tools(): return []\n"
+    for hook, answer in (
+        ("reset", "Reset()"),
+        ("step", "Step(done=True)"),
+        ("verify", "Verdict(reward=1.0)"),
+        ("close", "None"),
+        ("solve", "Message(content='4')"),
+    ):
+        source += (
+            f"@hookimpl\nasync def {hook}(episode_id):\n    ids.append(('{hook}', episode_id))\n    return {answer}\n"
+        )
+    named = environment(source)
+    assert (await play(named, policy("4"), task, id="3:1")).failure is None
+    assert named.plugin.ids == [(hook, "3:1") for hook in ("reset", "step", "verify", "close")]
+    named.plugin.ids.clear()
     for _ in range(2):
-        episode = await environment.reset(task)
-        await environment.solve(episode)
-        await environment.close(episode)
+        episode = await named.reset(task)
+        await named.solve(episode)
+        await named.close(episode)
         assert episode.id == ""
-    first, second = plugin.ids[:3], plugin.ids[3:]
-    assert [hook for hook, _ in first] == ["reset", "solve", "close"]
-    assert (len({name for _, name in first}), len({name for _, name in second})) == (1, 1)
-    assert first[0][1] != second[0][1]
+    hooks, ids = zip(*named.plugin.ids, strict=True)
+    assert hooks == ("reset", "solve", "close") * 2
+    assert [len({*ids[:3]}), len({*ids[3:]}), len({*ids})] == [1, 1, 2]

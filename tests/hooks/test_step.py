@@ -54,6 +54,7 @@ class Steps(Judge):
         (True, "hook 'step' returned bool, expected Step"),
         (Step(reward=float("nan")), "hook 'step' returned the reward nan; a reward must be finite"),
         (Step(output="ok"), "hook 'step' returned an output for a reply; return messages"),
+        (Step.model_construct(reward="high"), "hook 'step' returned an invalid Step: reward: "),
     ],
 )
 async def test_step_must_return_a_step(task, answer, message):
@@ -61,17 +62,4 @@ async def test_step_must_return_a_step(task, answer, message):
     episode = await environment.reset(task)
     with pytest.raises(Failed, match=message) as caught:
         await environment.step(episode, Message(content="42"))
-    assert (caught.value.stage, caught.value.kind) == ("step", "bad_answer")
-
-
-async def test_a_step_that_bypassed_validation_is_a_bad_answer(task):
-    class Pays:
-        @hookimpl
-        def step(self):
-            return Step.model_construct(reward="high")
-
-    environment = Environment("pays", Pays())
-    episode = await environment.reset(task)
-    with pytest.raises(Failed, match="hook 'step' returned an invalid Step: reward: ") as caught:
-        await environment.step(episode, Message(content="hello"))
     assert (caught.value.stage, caught.value.kind) == ("step", "bad_answer")
