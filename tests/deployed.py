@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,6 +19,23 @@ from gymsdk.http import client
 Key = tuple[str, int, int]
 
 START_SECONDS, STOP_SECONDS = 60.0, 30.0
+
+
+def find_free_port(host: str = "127.0.0.1") -> int:
+    with socket.create_server((host, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def list_children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @dataclass
@@ -36,10 +54,9 @@ class Deployed:
 
     def children(self) -> dict[str, int]:
         """Return the process id of each server process by server name."""
-        guards = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        found = [pid for guard in guards for pid in Path(f"/proc/{guard}/task/{guard}/children").read_text().split()]
-        arguments = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in found}
-        return {each[each.index("--only") + 1]: pid for pid, each in arguments.items() if "--only" in each}
+        found = [pid for guard in list_children(self.process.pid) for pid in list_children(guard)]
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in found}
+        return {words[words.index("--only") + 1]: pid for pid, words in commands.items() if "--only" in words}
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -128,27 +145,9 @@ class Run:
     within: Sequence[str] = ()
 
     async def begin(self, *options: object) -> asyncio.subprocess.Process:
-        arguments = (
-            "--split",
-            "validation",
-            "--limit",
-            self.tasks,
-            "-k",
-            self.repeats,
-            "--concurrency",
-            self.concurrency,
-        )
-        return await start_command(
-            "rollout",
-            *self.names,
-            "--head",
-            self.head,
-            *arguments,
-            "--output",
-            self.out,
-            *options,
-            within=self.within,
-        )
+        rows = ("--split", "validation", "--limit", self.tasks, "-k", self.repeats)
+        options = ("--head", self.head, "--concurrency", self.concurrency, "--output", self.out, *options)
+        return await start_command("rollout", *self.names, *rows, *options, within=self.within)
 
     async def end(self, process: asyncio.subprocess.Process) -> None:
         """Wait for the run; resume it until no rollout is missing. All failures must be retryable."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,14 +68,6 @@ def test_the_page_contains_the_help_of_each_command(name: str, help_text: str) -
 
 def test_the_page_has_no_unknown_command() -> None:
     assert re.findall(r"^## `(.+)`$", PAGE.read_text(), re.MULTILINE) == [name for name, _ in commands()]
-
-
-@pytest.mark.slow
-def test_a_process_prints_the_same_help() -> None:
-    found = subprocess.run(
-        [sys.executable, "-m", "gymsdk", "serve", "--help"], capture_output=True, text=True, check=True
-    )
-    assert _plain(dict(commands())["gymsdk serve"]) == _plain(found.stdout)
 
 
 if __name__ == "__main__":

@@ -113,37 +113,25 @@ async def test_a_busy_worker_receives_nothing_while_another_is_idle(
         await asyncio.wait(asking)
 
 
-async def test_connections_that_an_ended_worker_did_not_receive_go_to_another(
-    listener: socket.socket, channels: list[WorkerChannel]
+@pytest.mark.parametrize("ends", ["ended", "stopping"])
+async def test_connections_that_an_ended_or_stopping_worker_did_not_receive_go_to_another(
+    listener: socket.socket, channels: list[WorkerChannel], ends: str
 ) -> None:
-    ended, other = channels
-    pids = {each.name: os.getpid() for each in channels}
-    async with distributing(listener, channels, pids) as distributor:
-        _say_ready(ended)
-        waiting = [asyncio.ensure_future(ask(listener)) for _ in range(5)]
-        while not ended.count_unreceived_bytes():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.01)
-        del pids[ended.name]
-        distributor.reclaim()
-        worker = Worker(other)
-        await worker.start()
-        assert await asyncio.gather(*waiting) == ["worker-2"] * 5
-        await worker.stop()
-
-
-async def test_connections_that_a_stopping_worker_did_not_receive_go_to_another_at_once(
-    listener: socket.socket, channels: list[WorkerChannel]
-) -> None:
-    stopping, other = channels
+    first, other = channels
+    pids = {channel.name: os.getpid() for channel in channels}
     worker = Worker(other)
-    # The process of the stopping worker goes on.
-    async with distributing(listener, channels, {each.name: os.getpid() for each in channels}):
-        _say_ready(stopping)
+    async with distributing(listener, channels, pids) as distributor:
+        _say_ready(first)
         waiting = [asyncio.ensure_future(ask(listener)) for _ in range(5)]
-        while not stopping.count_unreceived_bytes():  # noqa: ASYNC110 - there is no event for it
+        while not first.count_unreceived_bytes():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
-        await worker.start()
-        stopping.theirs.send(STATE.pack(STOPPING, os.getpid()))
+        if ends == "ended":
+            del pids[first.name]
+            distributor.reclaim()
+            await worker.start()
+        else:
+            await worker.start()
+            first.theirs.send(STATE.pack(STOPPING, os.getpid()))
         assert await asyncio.gather(*waiting) == ["worker-2"] * 5
         await worker.stop()
 

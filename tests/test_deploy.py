@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections import defaultdict
@@ -19,6 +17,7 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 import yaml
+from deployed import find_free_port, wait_until
 
 from gymsdk import model, testing
 
@@ -32,12 +31,6 @@ PORT = re.compile(r"\b11\d{3}\b")
 SENT = {"responses_create_params": {"input": [{"role": "user", "content": "What is 40 + 2?"}]}, "expected_answer": "42"}
 
 Start: TypeAlias = Callable[..., "subprocess.Popen[bytes]"]
-
-
-def free() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 def composed() -> dict[str, Any]:
@@ -70,7 +63,7 @@ class Composed:
 
 @pytest.fixture
 def compose() -> Composed:
-    return Composed(composed()["services"], defaultdict(free))
+    return Composed(composed()["services"], defaultdict(find_free_port))
 
 
 @pytest.fixture
@@ -104,15 +97,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     assert set(codes) <= {0, -signal.SIGKILL}
 
 
-async def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
-    import asyncio
-
-    async with asyncio.timeout(seconds):
-        while not (found := await asyncio.to_thread(true)):  # noqa: ASYNC110  # no event to wait for
-            await asyncio.sleep(0.2)
-    return found
-
-
 def ended(words: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
@@ -121,9 +105,9 @@ async def test_the_containers_play_rollouts_together(compose: Composed, secrets:
     assert ended(compose.health("math")).returncode == 1
     running = {name: start(compose.command(name)) for name in compose.services}
     for name in compose.services:
-        await until(lambda name=name: ended(compose.health(name)).returncode == 0)
+        await wait_until(lambda name=name: ended(compose.health(name)).returncode == 0, 60)
     status = [*GYMSDK, "status", "--head", compose.url(11000)]
-    await until(lambda: ended(status).returncode == 0)
+    await wait_until(lambda: ended(status).returncode == 0, 60)
     async with httpx.AsyncClient(headers=CARRIED, timeout=60) as client:
         line = (await client.post(f"{compose.url(11002)}/run", json=SENT)).json()
         assert (line["reward"], line["response"]["model"]) == (0.0, "policy")
@@ -132,10 +116,9 @@ async def test_the_containers_play_rollouts_together(compose: Composed, secrets:
         assert "sk-none" not in answer
         assert (await client.get(compose.url(11001), headers={"Authorization": ""})).status_code == 401
     running["math"].kill()
-    answer = await until(
-        lambda: json.loads(found) if "missing" in (found := ended([*status, "--json"]).stdout) else None
-    )
-    assert [each["name"] for each in answer["servers"] if each["wrong"]] == ["math"]
+    await wait_until(lambda: "missing" in ended([*status, "--json"]).stdout, 60)
+    shown = json.loads(ended([*status, "--json"]).stdout)
+    assert [server["name"] for server in shown["servers"] if server["wrong"]] == ["math"]
 
 
 def test_the_containers_of_the_compose_file_are_restricted() -> None:
@@ -147,11 +130,9 @@ def test_the_containers_of_the_compose_file_are_restricted() -> None:
         assert "--insecure" not in service["command"], name
         ports = re.findall(PORT, " ".join(service["command"]).replace("http://head:11000", ""))
         assert service["healthcheck"]["test"][2:] == ports, name
-
-
-def test_the_compose_file_publishes_ports_on_loopback_only() -> None:
-    published = [each for service in composed()["services"].values() for each in service.get("ports", [])]
+    published = [port for service in composed()["services"].values() for port in service.get("ports", [])]
     assert published == ["127.0.0.1:11000:11000"]
+    assert not re.search(r"(?i)(api_key|token|secret)\s*[:=]\s*[\"']?(sk-|[0-9a-f]{16})", json.dumps(composed()))
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -171,9 +152,6 @@ def test_the_dockerfile_has_known_instructions_and_a_user_other_than_root() -> N
     assert arguments_of("USER") == ["gymsdk"]
     order = [word for word, _ in instructions()]
     assert order.index("USER") > max(at for at, word in enumerate(order) if word == "RUN")
-
-
-def test_the_dockerfile_copies_and_builds_existing_files() -> None:
     copied = [word for line in arguments_of("COPY") for word in shlex.split(line)[:-1] if not word.startswith("--")]
     built = shlex.split(arguments_of("RUN")[0].partition("/wheels ")[2])
     assert all((ROOT / path).exists() for path in copied)
@@ -184,83 +162,36 @@ def test_the_dockerfile_copies_and_builds_existing_files() -> None:
 async def test_the_command_of_the_dockerfile_serves_and_is_healthy(secrets: Path, start: Start) -> None:
     [entry], [words] = map(json.loads, arguments_of("ENTRYPOINT")), map(json.loads, arguments_of("CMD"))
     assert entry == ["gymsdk"]
-    port = str(free())
+    port = str(find_free_port())
+    found = ended([*HEALTHY, port])
+    assert (found.returncode, found.stderr[: len(port) + 7]) == (1, f"port {port}: ")
     start([*GYMSDK, *words, "--model", "scripted/null", "--port", port])
     check = json.loads(arguments_of("HEALTHCHECK")[0].partition("CMD ")[2])
     assert check == ["healthy", "11000"]
-    await until(lambda: ended([*HEALTHY, port]).returncode == 0)
+    await wait_until(lambda: ended([*HEALTHY, port]).returncode == 0, 60)
 
 
-def test_an_unhealthy_server_is_reported_with_its_port(secrets: Path) -> None:
-    port = str(free())
-    found = ended([*HEALTHY, port])
-    assert (found.returncode, found.stderr[: len(port) + 7]) == (1, f"port {port}: ")
-
-
-TOKENS = re.compile(r'\s*(?:#[^\n]*|("[^"]*"|[^\s;{}"]+)|([;{}]))')
-
-Directive: TypeAlias = "tuple[list[str], list[Directive]]"
-
-
-def directives(text: str) -> list[Directive]:
-    """Parse an nginx configuration; return the words and the block of each directive."""
-    stack: list[list[Directive]] = [[]]
-    words: list[str] = []
-    at = 0
-    while found := TOKENS.match(text, at):
-        at = found.end()
-        if found[1]:
-            words.append(found[1].strip('"'))
-        elif found[2] == "}":
-            assert not words, f"{words} has no semicolon"
-            stack.pop()
-        elif found[2]:
-            assert words, "a directive has a name"
-            stack[-1].append((words, below := []))
-            stack += [below] if found[2] == "{" else []
-            words = []
-    assert not text[at:].strip()
-    assert len(stack) == 1
-    return stack[0]
-
-
-def within(text: str, name: str) -> Iterator[tuple[list[str], list[Directive]]]:
-    """Yield the directives called *name* at any depth."""
-    waiting = directives(text)
-    while waiting:
-        words, below = waiting.pop(0)
-        if words[0] == name:
-            yield words[1:], below
-        waiting += below
-
-
-def test_nginx_serves_each_server_under_a_separate_path() -> None:
-    text = (DEPLOY / "nginx.conf").read_text()
-    comment = " ".join(line.strip("# \\") for line in text.splitlines() if line.startswith("#"))
-    [prefix] = re.findall(r"--root-path (\S+)", comment)
-    ports = {"": "11000"} | dict(re.findall(r"--server-port (\w+)=(\d+)", comment))
-    upstreams = {words[0]: {each[0]: each[1:] for each, _ in below} for words, below in within(text, "upstream")}
-    shown = {
-        words[0]: upstreams[below[0][0][1].removeprefix("http://")]["server"]
-        for words, below in within(text, "location")
-    }
-    expected = {f"{prefix}/{name}/" if name else f"{prefix}/": [f"127.0.0.1:{port}"] for name, port in ports.items()}
-    assert shown == expected
-
-
-def test_nginx_has_longer_timeouts_and_shorter_keepalive_than_the_servers() -> None:
+def test_nginx_serves_each_server_under_a_separate_path_within_the_limits_of_the_servers() -> None:
     from gymsdk.config.model import MAX_BODY_BYTES
     from gymsdk.edge.listener import KEEP_ALIVE_SECONDS
     from gymsdk.types import Budget
 
-    text = (DEPLOY / "nginx.conf").read_text()
-    timeouts = {
-        name: [words[0] for words, _ in within(text, name)] for name in ("keepalive_timeout", "proxy_read_timeout")
-    }
-    assert all(float(each.rstrip("s")) < KEEP_ALIVE_SECONDS for each in timeouts["keepalive_timeout"])
-    assert all(float(each.rstrip("s")) > (Budget().seconds or 0) for each in timeouts["proxy_read_timeout"])
-    [(size, _)] = within(text, "client_max_body_size")
-    assert size == [f"{MAX_BODY_BYTES // 2**20}m"]
+    lines = (DEPLOY / "nginx.conf").read_text().splitlines()
+    comment = " ".join(line.strip("# \\") for line in lines if line.startswith("#"))
+    text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    assert text.count("{") == text.count("}")
+    assert all(re.search(r"[;{}]$", line) for line in text.splitlines() if line.strip())
+    [prefix] = re.findall(r"--root-path (\S+)", comment)
+    ports = {"": "11000"} | dict(re.findall(r"--server-port (\w+)=(\d+)", comment))
+    upstreams = dict(re.findall(r"upstream (\w+) +\{ server ([\d.:]+);", text))
+    locations = re.findall(r"location (\S+) +\{ proxy_pass http://(\w+); \}", text)
+    expected = {f"{prefix}/{name}/" if name else f"{prefix}/": f"127.0.0.1:{port}" for name, port in ports.items()}
+    assert {path: upstreams[name] for path, name in locations} == expected
+    [read] = re.findall(r"proxy_read_timeout (\d+)s;", text)
+    kept = re.findall(r"keepalive_timeout (\d+)s;", text)
+    assert float(read) > (Budget().seconds or 0)
+    assert max(map(float, kept)) < KEEP_ALIVE_SECONDS
+    assert re.findall(r"client_max_body_size (\w+);", text) == [f"{MAX_BODY_BYTES // 2**20}m"]
 
 
 def test_prometheus_scrapes_every_server_of_the_compose_file_with_the_token() -> None:
@@ -273,8 +204,3 @@ def test_prometheus_scrapes_every_server_of_the_compose_file_with_the_token() ->
     ]
     assert job["dns_sd_configs"] == expected
     assert job["authorization"]["type"] == "Bearer"
-
-
-def test_the_compose_file_contains_no_secret() -> None:
-    assert not re.search(r"(?i)(api_key|token|secret)\s*[:=]\s*[\"']?(sk-|[0-9a-f]{16})", json.dumps(composed()))
-    assert os.access(DEPLOY / "healthy.py", os.X_OK)

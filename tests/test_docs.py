@@ -9,7 +9,6 @@ import json
 import os
 import re
 import site
-import socket
 import sys
 import venv
 from collections import defaultdict
@@ -19,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from deployed import find_free_port
 
 import gymsdk
 from gymsdk import model, testing
@@ -74,7 +74,7 @@ class Shell:
     folder: Path
     variables: dict[str, str]
     serving: list[asyncio.subprocess.Process] = field(default_factory=list)
-    ports: dict[str, int] = field(default_factory=lambda: defaultdict(free))
+    ports: dict[str, int] = field(default_factory=lambda: defaultdict(find_free_port))
 
     async def run(self, *command: str) -> str:
         """Run *command*, which must succeed; return its output."""
@@ -131,12 +131,6 @@ class Shell:
         for process in self.serving:
             process.terminate()
             assert await process.wait() == 0
-
-
-def free() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -55,12 +55,6 @@ def test_a_test_that_was_renamed_is_named(tree: Path) -> None:
         plant.check_fault(plant.read_fault(tree / "sum-lost.fault"), tree)
 
 
-def test_a_file_that_is_no_fault_is_named(tree: Path) -> None:
-    (tree / "sum-lost.fault").write_text("tests: test_sum.py::test_sum\n")
-    with pytest.raises(plant.FaultError, match=r"sum-lost\.fault: it needs the headers"):
-        plant.read_fault(tree / "sum-lost.fault")
-
-
 @pytest.mark.parametrize(
     ("status", "output", "problem"),
     [

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -171,8 +170,6 @@ DATED = '{"city": "Bern", "day": "2026-01-31", '
         ("[" * 100_000, "Invalid tool call arguments: "),
         ('"\ud800"', "Invalid tool call arguments: "),
         ("[1]", "Invalid tool call arguments: forecast takes a JSON object"),
-        ("null", "Invalid tool call arguments: forecast takes a JSON object"),
-        (json.dumps('{"city": "Bern", "day": "2026-01-31"}'), "forecast takes a JSON object"),
         ("{}", "Invalid tool call arguments for forecast: city: Field required; day: Field required"),
         ('{"city": 5, "day": "2026-01-31"}', "for forecast: city: Input should be a valid string"),
         ('{"city": null, "day": "2026-01-31"}', "for forecast: city: Input should be a valid string"),
@@ -195,8 +192,6 @@ def test_a_function_without_a_name_cannot_be_a_tool(function):
 
 def untyped(city): ...
 def starred(*cities: str): ...
-def keyed(**cities: str): ...
-def positional(city: str, /): ...
 def unknown_type(city: Missing): ...  # noqa: F821  # an undefined name on purpose
 def unknown_attribute(city: dt.missing): ...
 def unserialisable(call: Callable[[], int]): ...
@@ -209,8 +204,6 @@ def field_default(city: str = Field(description="Where.")): ...
     [
         (untyped, "tool 'untyped': parameter 'city' needs a type; it becomes the tool's schema"),
         (starred, "tool 'starred': parameter 'cities' cannot be passed by name"),
-        (keyed, "tool 'keyed': parameter 'cities' cannot be passed by name"),
-        (positional, "tool 'positional': parameter 'city' cannot be passed by name"),
         (unknown_type, "tool 'unknown_type': the annotation of 'city' cannot be resolved: name 'Missing' is not d"),
         (unknown_attribute, "tool 'unknown_attribute': the annotation of 'city' cannot be resolved: 'dt.missing'"),
         (unserialisable, "tool 'unserialisable': Cannot generate a JsonSchema for core_schema.CallableSchema"),

@@ -142,7 +142,6 @@ def test_servers_without_a_host_listen_at_default_host_or_at_a_head_of_this_mach
     ("settings", "options", "host"),
     [
         ([], {}, "127.0.0.2"),
-        (["default_host=127.0.0.1"], {}, "127.0.0.1"),
         (["default_host=127.0.0.3"], {}, "127.0.0.3"),
         ([], {"host": "127.0.0.1"}, "127.0.0.1"),
         ([], {"host": None}, "127.0.0.2"),

@@ -9,7 +9,7 @@ import pytest
 
 from gymsdk import Environment, Task, play, responses
 from gymsdk.episode import verify_transcript
-from gymsdk.types import Budget, Episode, Item
+from gymsdk.types import Budget, Episode, Item, Model
 
 ENVIRONMENT = """
 class Count(State):
@@ -74,7 +74,9 @@ CASES = {
 }
 
 
-async def test_the_rewards_of_steps_are_summed_in_the_same_order(environment: Callable[..., Environment]) -> None:
+async def test_the_rewards_of_steps_are_summed_in_the_same_order(
+    environment: Callable[..., Environment], policy: Callable[..., Model]
+) -> None:
     paying = environment("""
 import json
 
@@ -95,14 +97,8 @@ async def verify():
     return Verdict(reward=0.0)
 """)
     calls = [responses.build_function_call("pay", {"amount": 0.1 * number}, f"c{number}") for number in (1, 2, 3)]
-    turns = [calls[:1], calls[1:]]
-
-    class Payer:
-        async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-            return responses.build_response(turns.pop(0), model="m", request=request)
-
     task = {"responses_create_params": {"input": "Pay."}}
-    rollout = await play(paying, Payer(), task, budget=Budget(turns=2))
+    rollout = await play(paying, policy(calls[:1], calls[1:]), task, budget=Budget(turns=2))
     assert rollout.response is not None, rollout.failure
     assert rollout.failure is None, rollout.failure
     items = rollout.response["output"]
