@@ -128,5 +128,10 @@ _current_stage: ContextVar[record_stage | None] = ContextVar("gymsdk_recorded_st
 
 
 def get_recorded_stage() -> record_stage | None:
-    """Return the stage in which this code runs, `None` outside an episode."""
+    """Return the stage in which this code runs, `None` outside an episode.
+
+    A task keeps the stage in which it was started. If it asks a model for another episode, as a task that batches the
+    calls of all episodes does, the call belongs to the episode of that stage, and to none once the stage is over: hooks
+    do not get the episode, so that nothing else says for which one the task asks.
+    """
     return _current_stage.get()
