@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -103,7 +103,8 @@ def parse_record(stored: StoredRollout) -> Record:
         raise ValueError("it has neither a `response` nor a `reward`")
     timing, opening, output, reward = stored.timing, stored.opening, stored.output, stored.reward
     tools = _count_tools(output)
-    verdict = {name: stored.line[name] for name in list_verdict_names(stored)}
+    listed = stored.verdict_names
+    verdict = {name: stored.line[name] for name in (list_verdict_names(stored) if listed is None else listed)}
     total, model_milliseconds = timing.get("total"), stored.stages.get("model")
     return Record(
         environment=stored.environment,
@@ -118,14 +119,14 @@ def parse_record(stored: StoredRollout) -> Record:
         seconds=total / 1e3 if jsonl.is_finite_number(total) else None,
         model_seconds=model_milliseconds / 1e3 if jsonl.is_finite_number(model_milliseconds) else None,
         started=timing.get("started"),
-        answer=_get_answer(verdict, GIVEN_ANSWER_FIELDS if stored.verdict_names is None else ANSWER_FIELDS),
+        answer=_get_answer(verdict, GIVEN_ANSWER_FIELDS if listed is None else ANSWER_FIELDS),
         failure=("", "", "") if reward is not None else stored.failure,
         prompt=get_prompt(opening)[:PROMPT_CHARS],
         flags=_get_flags(stored, opening, output),
         figures=_select_figures(stored, verdict, is_scored=reward is not None),
         tools=tools,
         digest=stored.digest,
-        fields=_list_fields(stored),
+        fields=_list_fields(stored.line, HOST_FIELDS.union(listed or ())),
     )
 
 
@@ -187,15 +188,14 @@ def list_verdict_names(stored: StoredRollout) -> list[str]:
     return [key for key in stored.line if key not in HOST_FIELDS and not key.startswith("_ng_")]
 
 
-def _list_fields(stored: StoredRollout) -> list[Field]:
+def _list_fields(line: Row, others: Container[str]) -> list[Field]:
     """Return the fields of the row with short values: texts, numbers, lists of them, and the members of an object.
 
     Of a line of another program, the fields of the verdict may be among them.
     """
     # With the rows of the table `field`, this takes about a sixth of the pass over a line.
     fields: list[Field] = []
-    others = HOST_FIELDS.union(stored.verdict_names or ())
-    for key, value in stored.line.items():
+    for key, value in line.items():
         if key in others or key.startswith("_ng_"):
             continue
         if isinstance(value, dict):
@@ -210,14 +210,17 @@ def _list_fields(stored: StoredRollout) -> list[Field]:
 
 def _add_field(fields: list[Field], name: str, value: object) -> None:
     """Add the values of a field that conditions can find."""
-    for single in value[:MAX_FIELD_VALUES] if isinstance(value, list) else (value,):
-        if isinstance(single, str):
-            if 0 < len(single) <= MAX_FIELD_CHARS:
-                fields.append((name, single, None))
-        elif isinstance(single, bool):
-            fields.append((name, "true" if single else "false", None))
-        elif jsonl.is_finite_number(single) and abs(single) <= MAX_FIELD_NUMBER:
-            fields.append((name, jsonl.dump_json(single).decode(), float(single)))
+    if isinstance(value, str):
+        if 0 < len(value) <= MAX_FIELD_CHARS:
+            fields.append((name, value, None))
+    elif isinstance(value, list):
+        for single in value[:MAX_FIELD_VALUES]:
+            if not isinstance(single, list):
+                _add_field(fields, name, single)
+    elif isinstance(value, bool):
+        fields.append((name, "true" if value else "false", None))
+    elif jsonl.is_finite_number(value) and abs(value) <= MAX_FIELD_NUMBER:
+        fields.append((name, jsonl.dump_json(value).decode(), float(value)))
 
 
 def _select_figures(stored: StoredRollout, verdict: Row, *, is_scored: bool) -> dict[str, float]:
@@ -257,11 +260,11 @@ def _has_image(item: Item) -> bool:
 
 def _count_tools(output: Sequence[Item]) -> dict[str, tuple[int, int]]:
     """Return the number of calls of each tool, and how many of them have an error as their output."""
-    pairs = pair_outputs(output)
+    calls = [(index, call) for index, call in enumerate(output) if call.get("type") == "function_call"]
+    pairs = pair_outputs(output) if calls else {}
     counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for index, call in enumerate(output):
-        if call.get("type") == "function_call":
-            count = counts[str(call.get("name"))]
-            count[0] += 1
-            count[1] += index in pairs and is_tool_error(get_text(output[pairs[index]].get("output")))
+    for index, call in calls:
+        count = counts[str(call.get("name"))]
+        count[0] += 1
+        count[1] += index in pairs and is_tool_error(get_text(output[pairs[index]].get("output")))
     return {name: (number, errors) for name, (number, errors) in counts.items()}

@@ -13,7 +13,7 @@ from gymsdk.runs.file_state import FileState
 from gymsdk.runs.notes import RunNotes
 from gymsdk.runs.records import Record, iter_texts
 
-VERSION = 8_000 + FORMAT
+VERSION = 9_000 + FORMAT
 """The version of the schema, and the newest format of a line. An index with another version is built again."""
 
 MAX_INTEGER = 2**63 - 1
@@ -82,15 +82,17 @@ CREATE TABLE tool (rollout INTEGER, name TEXT, calls INTEGER, errors INTEGER,
     PRIMARY KEY (name, rollout)) WITHOUT ROWID;
 CREATE INDEX tool_rollout ON tool (rollout);
 CREATE TABLE field (name TEXT, text TEXT, rollout INTEGER, number REAL,
-    PRIMARY KEY (name, text, rollout)) WITHOUT ROWID;
-CREATE INDEX field_rollout ON field (rollout);
+    PRIMARY KEY (rollout, name, text)) WITHOUT ROWID;
 CREATE TABLE notes (state TEXT);
 CREATE INDEX rollout_place ON rollout (file, offset);
 CREATE TABLE task (environment TEXT, task INTEGER, digest TEXT, line_digest TEXT,
     PRIMARY KEY (environment, task)) WITHOUT ROWID;
 """
 
-INDEXES = [f"CREATE INDEX IF NOT EXISTS rollout_{name} ON rollout ({name}, id)" for name in SORTABLE]
+INDEXES = [
+    *(f"CREATE INDEX IF NOT EXISTS rollout_{name} ON rollout ({name}, id)" for name in SORTABLE),
+    "CREATE INDEX IF NOT EXISTS field_name ON field (name, text, rollout, number)",
+]
 """Created after the first pass over the run, which is faster than to maintain them meanwhile."""
 
 INSERT_TEXT = "INSERT INTO text (rowid, content) VALUES (?, ?)"
@@ -259,11 +261,13 @@ def _check_value(name: str, value: object) -> object:
     """Return the value of a column as SQLite can hold it; raises `ValueError` if it has another type."""
     if value is not None and not isinstance(value, KINDS[name]):
         raise ValueError(f"the value of `{name}` has the type {type(value).__name__}")
+    if value is None or isinstance(value, str):
+        return _to_sql(value)
     if isinstance(value, int) and abs(value) > MAX_INTEGER:
         raise ValueError(f"the value of `{name}` has more than 64 bits")
     if isinstance(value, float) and abs(value) > MAX_REAL:
         raise ValueError(f"the value of `{name}` is {value:g}, beyond {MAX_REAL:g}")
-    return _to_sql(value)
+    return value
 
 
 def _to_sql(value: object) -> object:
