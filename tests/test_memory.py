@@ -26,7 +26,7 @@ from gymsdk.memory import (
     collect_rarely,
 )
 from gymsdk.rollouts.jobs import Job, PlayedJob
-from gymsdk.rollouts.run import collect
+from gymsdk.rollouts.players import collect
 from gymsdk.types import Model
 
 

@@ -13,7 +13,7 @@ from gymsdk.errors import BadRow, UsageError
 from gymsdk.line import build_line
 from gymsdk.models.recordings import compute_digests
 from gymsdk.rollouts.jobs import Job, PlayedJob, build_input_row, iter_jobs
-from gymsdk.rollouts.run import LocalPlayer, collect
+from gymsdk.rollouts.players import LocalPlayer, collect
 from gymsdk.rollouts.tasks import get_default_split, read_splits
 from gymsdk.types import Model, Rollout, Row
 

@@ -18,8 +18,8 @@ from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, build_line, get_environment_n
 from gymsdk.ray.placement import check_room
 from gymsdk.ray.replicas import make_reachable, run_replicas
 from gymsdk.rollouts.jobs import Job
+from gymsdk.rollouts.players import collect
 from gymsdk.rollouts.remote import RemotePlayer, fetch_servers
-from gymsdk.rollouts.run import collect
 from gymsdk.rollouts.token_limit import TokenLimitCounter
 from gymsdk.tokens.history import mask_untrainable
 from gymsdk.types import AGENT_SUFFIX, Budget, Row, build_agent_reference

@@ -6,7 +6,8 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
 from secrets import token_hex
@@ -17,15 +18,18 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from gymsdk import __version__
 from gymsdk.config.show import redact_settings, redact_words
+from gymsdk.convert.chat import parse_metadata_extras
 from gymsdk.credentials import iter_secrets
 from gymsdk.environment import Environment, is_model_field
-from gymsdk.errors import BadRow
+from gymsdk.errors import BadRow, Failed
 from gymsdk.http.tls import mask_url, split_addresses
+from gymsdk.models.exact_tokens import SAMPLING
 from gymsdk.models.options import load_policy_settings
 from gymsdk.rollouts.fingerprint import CODE_PARTS, GRADERS, describe_code, digest_files, drop_unknown_parts
+from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.settings import Rows, Servers
 from gymsdk.rollouts.tasks import get_default_split
-from gymsdk.types import Budget, Row
+from gymsdk.types import Budget, Item, Model, Row
 from gymsdk.working_folder import get_working_folder, shorten_path
 
 UNCOMPARED_FIELDS = frozenset({"head", "tasks", "environments", "model_options"})
@@ -262,13 +266,9 @@ def describe_start(plan: Plan, environments: Iterable[Environment]) -> Row:
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join([*describe_program(), *redact_words(sys.argv[1:], secrets)]),
         "folder": str(get_working_folder()),
-        "base_url": mask_url(address) if address and _uses_address(plan) else None,
+        "base_url": mask_url(address) if address and not (plan.model or "scripted/").startswith("scripted/") else None,
         "head": plan.head and mask_url(plan.head),
     }
-
-
-def _uses_address(plan: Plan) -> bool:
-    return plan.model is not None and not plan.model.startswith("scripted/")
 
 
 def describe_program() -> list[str]:
@@ -286,3 +286,54 @@ def describe_host() -> Row:
             sorted((distribution.name, distribution.version) for distribution in distributions() if distribution.name)
         ),
     }
+
+
+# The sampling parameters that a run sends, and those of runs begun before
+
+SAMPLING_KEY = "sampling"
+"""The key of run.json with the sampling parameters that the run sends. Earlier versions did not write it."""
+
+ENGINE_DEFAULTS = "the engine's defaults"
+SERVER_DEFAULTS = "the defaults of the servers' model"
+EARLIER_SAMPLING = "temperature 1.0, top_p 1.0, unless a row sets them, as when the run began"
+
+
+def describe_sampling(model: Model | None, requested: Mapping[str, Any]) -> str | None:
+    """Return the sampling parameters of a run as text, `None` for a model that samples no tokens.
+
+    Args:
+        model: The model of the policy; `None` if servers play the run.
+        requested: The parameters with which the run overrides those of the rows.
+    """
+    get_sampling = getattr(model, "get_sampling", None)
+    if model is not None and get_sampling is None:
+        return None
+    sent = get_sampling(dict(requested)) if get_sampling is not None else requested
+    defaults = ENGINE_DEFAULTS if model is not None else SERVER_DEFAULTS
+    settings = ", ".join(f"{name} {value}" for name, value in sent.items() if value is not None)
+    return f"{settings}; otherwise {defaults}" if settings else defaults
+
+
+def began_with_fixed_sampling(about: Mapping[str, Any], models: Collection[str]) -> bool:
+    """Whether a run was begun by a version that sent temperature and top_p 1.0 to *models* if no row set them."""
+    return SAMPLING_KEY not in about and bool(models) and all(name.startswith("vllm/") for name in models)
+
+
+async def add_earlier_sampling(jobs: AsyncIterator[Job], model: Model | None) -> AsyncIterator[Job]:
+    """Yield *jobs* with the sampling parameters that earlier versions sent to *model* for rows without them."""
+    get_sampling = getattr(model, "get_sampling", None)
+    configured = get_sampling({}) if get_sampling is not None else {}
+    defaults = {key: value for key, value in SAMPLING.items() if key not in configured}
+    async for job in jobs:
+        params = job.row["responses_create_params"]
+        own = {key for key, value in {**_read_extras(params), **params}.items() if value is not None}
+        added = {key: value for key, value in defaults.items() if key not in own}
+        yield replace(job, row={**job.row, "responses_create_params": {**params, **added}})
+
+
+def _read_extras(params: Item) -> Item:
+    try:
+        return parse_metadata_extras(params)
+    except Failed:
+        # The call of the model refuses the row.
+        return {}

@@ -6,33 +6,26 @@ import asyncio
 import itertools
 from collections import Counter, deque
 from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
     AsyncIterator,
-    Awaitable,
     Callable,
     Container,
-    Iterable,
     Iterator,
     Mapping,
 )
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from gymsdk.client import UnknownServer
-from gymsdk.concurrency import yield_regularly
 from gymsdk.convert.trajectory import build_trajectory, get_task_name
 from gymsdk.environment import Environment
-from gymsdk.episode import play
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
 from gymsdk.http import client
 from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, TRAJECTORY, Key, build_line, get_agent_name, get_environment_name
-from gymsdk.memory import EpisodeCounter, collect_rarely
+from gymsdk.memory import collect_rarely
 from gymsdk.models import registry as models
-from gymsdk.models.scripted import ScriptedModel
 from gymsdk.plugins import registry
 from gymsdk.rollouts.folder import RunFolder, RunProgress
 from gymsdk.rollouts.inputs import ROWS_BEFORE_START, RunInputs
@@ -42,25 +35,22 @@ from gymsdk.rollouts.jobs import (
     PlayedJob,
     build_failed_rollout,
     build_input_row,
-    catch_errors,
-    play_with_retries,
 )
 from gymsdk.rollouts.plan import (
+    EARLIER_SAMPLING,
+    SAMPLING_KEY,
     Plan,
+    add_earlier_sampling,
+    began_with_fixed_sampling,
     build_settings,
     describe_host,
+    describe_sampling,
     describe_start,
     list_code_differences,
     list_differences,
 )
+from gymsdk.rollouts.players import LocalPlayer, Player, collect
 from gymsdk.rollouts.remote import HeadServers, RemoteEnvironmentMetrics, RemotePlayer, Wanted, fetch_servers
-from gymsdk.rollouts.sampling import (
-    EARLIER_SAMPLING,
-    SAMPLING_KEY,
-    add_earlier_sampling,
-    began_with_fixed_sampling,
-    describe_sampling,
-)
 from gymsdk.rollouts.settings import RunLimits
 from gymsdk.rollouts.summary import MetricsSource, build_summaries, iter_metrics_json
 from gymsdk.rollouts.tasks import (
@@ -76,140 +66,8 @@ from gymsdk.rollouts.tasks import (
     read_splits,
 )
 from gymsdk.sockets import count_affordable, raise_open_file_limit
-from gymsdk.types import Budget, Failure, Model, Playable, Rollout, Row
+from gymsdk.types import Failure, Model, Row
 from gymsdk.working_folder import shorten_path
-
-
-class Player(Protocol):
-    """Plays jobs while it is open, in this process or on servers."""
-
-    def open(self) -> AbstractAsyncContextManager[None]:
-        """Open the resources that the jobs need."""
-
-    async def __call__(self, job: Job) -> PlayedJob:
-        """Play *job* until its result is final. A failure does not raise: it is part of the result."""
-
-    @property
-    def connections(self) -> int:
-        """The most connections that this process needs for one job in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class LocalPlayer:
-    """Plays jobs in this process.
-
-    Attributes:
-        environments: The environments by name.
-        model: The policy's model.
-        seed: The seed of the run.
-        budget: The limits of an episode.
-        attempts: The most attempts per job.
-    """
-
-    environments: Mapping[str, Playable]
-    model: Model
-    seed: int = 0
-    budget: Budget = field(default_factory=Budget)
-    attempts: int = 3
-
-    @property
-    def connections(self) -> int:
-        """One connection for the policy, if it is asked over the network, and one for a judge if there is one."""
-        has_judge = any(
-            environment.has_models for environment in self.environments.values() if isinstance(environment, Environment)
-        )
-        return 1 if isinstance(self.model, ScriptedModel) or not has_judge else 2
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """Enter the environments that are context managers."""
-        async with AsyncExitStack() as opened:
-            for environment in self.environments.values():
-                if isinstance(environment, AbstractAsyncContextManager):
-                    await opened.enter_async_context(environment)
-            yield
-
-    async def __call__(self, job: Job) -> PlayedJob:
-        """Play *job* until it is scored, cannot be scored, or has no attempts left."""
-        return await play_with_retries(job, self.play_once, attempts=self.attempts)
-
-    async def play_once(self, job: Job, _attempt: int = 0) -> Rollout:
-        """Play *job* once."""
-        return await catch_errors(job, job.compute_seed(self.seed), self._play(job))
-
-    async def _play(self, job: Job) -> Rollout:
-        return await play(
-            self.environments[job.environment],
-            self.model,
-            job.row,
-            seed=job.compute_seed(self.seed),
-            repeat=job.repeat,
-            id=job.id,
-            budget=self.budget,
-        )
-
-
-MAX_STARTS_PER_PASS = 8
-"""How many jobs start in one pass of the event loop, so that a pass stays short when many are to start at once."""
-
-
-async def collect(
-    source: Iterable[Job] | AsyncIterable[Job],
-    play: Callable[[Job], Awaitable[PlayedJob]],
-    *,
-    concurrency: int = 64,
-) -> AsyncGenerator[PlayedJob, None]:
-    """Play every job, *concurrency* concurrently, and yield each result as it arrives.
-
-    Jobs are taken from *source* when they start. At most `MAX_STARTS_PER_PASS` start, and at most as many results are
-    yielded, in one pass of the event loop.
-    """
-    remaining = source if isinstance(source, AsyncIterable) else yield_regularly(source)
-    running: set[asyncio.Future[PlayedJob]] = set()
-    ended: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
-    slots = asyncio.Semaphore(concurrency)
-    counter = EpisodeCounter()
-
-    async def start_jobs() -> None:
-        jobs = aiter(remaining)
-        for number in itertools.count(1):
-            await slots.acquire()
-            job = await anext(jobs, None)
-            if job is None:
-                return
-            started = asyncio.ensure_future(play(job))
-            started.add_done_callback(ended.put_nowait)
-            running.add(started)
-            counter.begin()
-            if number % MAX_STARTS_PER_PASS == 0:
-                await asyncio.sleep(0)
-
-    with collect_rarely():
-        starting = asyncio.ensure_future(start_jobs())
-        starting.add_done_callback(ended.put_nowait)
-        try:
-            is_starting = True
-            while running or is_starting:
-                await asyncio.sleep(0)
-                for _ in range(min(max(ended.qsize(), 1), MAX_STARTS_PER_PASS)):
-                    finished = await ended.get()
-                    if finished is starting:
-                        is_starting = False
-                        starting.result()
-                        continue
-                    running.discard(finished)
-                    slots.release()
-                    counter.end()
-                    yield finished.result()
-        finally:
-            starting.cancel()
-            for task in running:
-                task.cancel()
-            try:
-                await asyncio.gather(starting, *running, return_exceptions=True)
-            finally:
-                for _ in running:
-                    counter.end()
 
 
 async def play_missing(

@@ -29,7 +29,8 @@ from gymsdk.rollouts.jobs import (
     iter_jobs,
     play_with_retries,
 )
-from gymsdk.rollouts.run import MAX_STARTS_PER_PASS, LocalPlayer, collect, play_missing, write_result
+from gymsdk.rollouts.players import MAX_STARTS_PER_PASS, LocalPlayer, collect
+from gymsdk.rollouts.run import play_missing, write_result
 from gymsdk.rollouts.tasks import read_splits
 from gymsdk.types import Episode, Failure, Item, Rollout, Row
 

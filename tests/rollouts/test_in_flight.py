@@ -15,7 +15,7 @@ import asyncio, json, tracemalloc
 import gymsdk
 from gymsdk.concurrency import run_event_loop
 from gymsdk.rollouts.jobs import build_input_row, iter_jobs
-from gymsdk.rollouts.run import LocalPlayer, collect
+from gymsdk.rollouts.players import LocalPlayer, collect
 
 IN_FLIGHT = 2000
 TOOLS = [{"type": "function", "name": f"tool_{n}", "description": "x" * 8000} for n in range(5)]

@@ -18,7 +18,7 @@ from gymsdk.rollouts import inputs as inputs_module
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.inputs import ROWS_BEFORE_START, InputIndex, RunInputs
 from gymsdk.rollouts.jobs import Job, PlayedJob, build_input_row
-from gymsdk.rollouts.run import collect
+from gymsdk.rollouts.players import collect
 from gymsdk.rollouts.summary import Summary, iter_metrics_json
 
 COUNT = 4 * ROWS_BEFORE_START
