@@ -292,7 +292,7 @@ async def _warn_if_engine_is_down(model: Model | None, only: str | None) -> None
 
 async def _serve_separately(deployment: Deployment, announce: Announcer, programs: Sequence[Program]) -> None:
     from gymsdk.deploy.process import find_head, plan_servers, select_servers_here
-    from gymsdk.deploy.separate import serve_separately
+    from gymsdk.deploy.supervised import serve_separately
     from gymsdk.deploy.workers import serve_with_workers
 
     security = plan.get_security(deployment)

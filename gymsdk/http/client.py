@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from gymsdk.concurrency import timeout_at
 from gymsdk.credentials import AUTHORIZATION_HEADER, BEARER, bearer, redact
 from gymsdk.errors import Failed
-from gymsdk.http import backoff, bodies, connections, errors, proxies, tls
+from gymsdk.http import backoff, bodies, compression, connections, errors, proxies, tls
 from gymsdk.http.backoff import Retries, wait_for_overloaded
 from gymsdk.http.errors import MAX_EXCERPT_CHARS
 from gymsdk.jsonl import dump_portable_json
@@ -296,7 +296,7 @@ async def _send(
             if fields is not None:
                 return await _post_directly(target, fields, body, host, secrets, max_answer_bytes)
         session = await _sessions.get()
-        sent_headers = {"Accept-Encoding": bodies.ACCEPT_ENCODING, **sent_headers}
+        sent_headers = {"Accept-Encoding": compression.ACCEPT_ENCODING, **sent_headers}
         # A redirected POST would arrive as a GET, perhaps at another host, with the key.
         async with session.request(
             method,
@@ -348,7 +348,7 @@ async def _post_directly(
     max_error_bytes = min(max_answer_bytes, MAX_ERROR_BODY_BYTES)
     try:
         raw = await connection.request(target.start + fields, encoded.pop(), max_answer_bytes, max_error_bytes)
-    except bodies.TooLarge:
+    except compression.TooLarge:
         raise errors.build_too_large_error(host, max_answer_bytes) from None
     pool.release(target, connection)
     headers = raw.headers
@@ -408,10 +408,10 @@ async def read_body(
     max_bytes = min(max_answer_bytes, MAX_ERROR_BODY_BYTES) if is_error else max_answer_bytes
     encoding = headers.get("Content-Encoding", "")
     try:
-        return await bodies.decompress_chunks(chunks, encoding, max_bytes, truncate=is_error)
-    except bodies.TooLarge:
+        return await compression.decompress_chunks(chunks, encoding, max_bytes, truncate=is_error)
+    except compression.TooLarge:
         raise errors.build_too_large_error(host, max_answer_bytes) from None
-    except bodies.BadEncoding as error:
+    except compression.BadEncoding as error:
         message = f"the answer of {host} cannot be decompressed: {error}"
         raise Failed(message, kind="model_bad_answer", retryable=True) from None
 

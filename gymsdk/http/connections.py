@@ -24,7 +24,7 @@ from aiohappyeyeballs import start_connection
 from aiohttp.http import SERVER_SOFTWARE
 from multidict import CIMultiDict
 
-from gymsdk.http import bodies
+from gymsdk.http.compression import ACCEPT_ENCODING, TooLarge
 
 MAX_HEADER_BYTES = 128 * 1024
 """The maximum size of the header fields of a response."""
@@ -98,7 +98,7 @@ def parse_target(url: str) -> Target | None:
     authority = match["host"].lower() + ("" if port == _DEFAULT_PORT else f":{port}")
     start = (
         f"POST {match['path'] or '/'} HTTP/1.1\r\nHost: {authority}\r\nAccept: */*\r\n"
-        f"Accept-Encoding: {bodies.ACCEPT_ENCODING}\r\nUser-Agent: {SERVER_SOFTWARE}\r\n"
+        f"Accept-Encoding: {ACCEPT_ENCODING}\r\nUser-Agent: {SERVER_SOFTWARE}\r\n"
     )
     return Target(match["host"].strip("[]"), port, start.encode())
 
@@ -254,11 +254,11 @@ class Connection(asyncio.Protocol):
         self._framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except bodies.TooLarge as error:
+        except TooLarge as error:
             self._fail(error)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             cause = error.__context__
-            self._fail(cause if isinstance(cause, (bodies.TooLarge, InvalidResponse)) else InvalidResponse(str(error)))
+            self._fail(cause if isinstance(cause, (TooLarge, InvalidResponse)) else InvalidResponse(str(error)))
         else:
             # One piece of data may hold the end of the header and the begin of the body.
             if not self._is_complete and self._framing_bytes > MAX_HEADER_BYTES + len(data):
@@ -300,7 +300,7 @@ class Connection(asyncio.Protocol):
                 self._is_truncated = True
                 self._finish()
         elif self._size > self._max_body:
-            raise bodies.TooLarge
+            raise TooLarge
 
     def on_message_complete(self) -> None:
         """Finish the request, unless the response only announces another one (1xx)."""

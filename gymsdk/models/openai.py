@@ -16,7 +16,7 @@ from gymsdk.cluster.router import IsFinalAnswer
 from gymsdk.convert.apis import get_outbound_api
 from gymsdk.credentials import redact_failures
 from gymsdk.errors import BadModelOption, Failed
-from gymsdk.http import backoff, bodies
+from gymsdk.http import backoff, compression
 from gymsdk.http import client as http
 from gymsdk.http.backoff import Retries
 from gymsdk.http.client import LoopLocal
@@ -216,7 +216,7 @@ def _build_client(options: ModelOptions) -> AsyncOpenAI:
         default_headers={name: value.get_secret_value() for name, value in options.headers.items()},
         timeout=options.timeout,
         http_client=DefaultAsyncHttpxClient(
-            headers={"accept-encoding": bodies.ACCEPT_ENCODING},
+            headers={"accept-encoding": compression.ACCEPT_ENCODING},
             event_hooks={"response": [partial(_read_bounded, options)]},
             **_get_proxy_options(_get_base_url(options)),
         ),
