@@ -255,19 +255,20 @@ class RunService:
             raise RolloutFailed(rollout, rollout.failure)
         return rollout.response or responses.build_response([], model="", status="incomplete", request=body)
 
-    async def aggregate(self, body: Row) -> Item:
-        """Return the metrics of the verified rows in `body`.
+    async def aggregate(self, request: Request) -> Response:
+        """Return the metrics of verified rows.
 
         Raises:
             RequestRejected: The body is invalid, or another server computes the metrics.
         """
+        body = await read_json_object(request)
         if isinstance(self.environment, Aggregator):
-            return await self.environment.aggregate(body)
+            return json_response(await self.environment.aggregate(body))
         if not isinstance(self.environment, Environment):
             raise RequestRejected(
                 422, "another server serves the environment: send this request to its resources server"
             )
-        return await aggregate_rows(self.environment, body)
+        return json_response(await aggregate_rows(self.environment, body))
 
 
 async def cancel_if_client_leaves(request: Request, playing: Coroutine[Any, Any, T]) -> T:
@@ -353,7 +354,7 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     app = create_base_app(server_name, about, metrics=metrics, ready=ready.is_set, lifespan=lifespan)
     if peers is not None:
         app.add_middleware(ForwardingMiddleware, cookie=cookie_name("Agent", server_name), peers=peers)
-    _add_routes(app, agent)
+    _add_routes(app, agent, runs)
     return app
 
 
@@ -442,10 +443,6 @@ class AgentEndpoints:
         cookies = self._sessions.find_close_reply(name, episode)
         return json_response({"agent_session_id": name, "agent_observations": None, "resources_cookies": cookies})
 
-    async def aggregate(self, request: Request) -> Response:
-        """Return the metrics of verified rows."""
-        return json_response(await self._runs.aggregate(await read_json_object(request)))
-
     def _check_agent_ref(self, row: Row) -> None:
         """Reject a row whose `agent_ref` names another agent."""
         name = get_agent_name(row)
@@ -479,13 +476,13 @@ def _set_cookies(response: Response, cookies: Mapping[str, str]) -> Response:
     return response
 
 
-def _add_routes(app: ServerApp, agent: AgentEndpoints) -> None:
+def _add_routes(app: ServerApp, agent: AgentEndpoints, runs: RunService) -> None:
     endpoints: tuple[tuple[str, Callable[[Request], Awaitable[Response]], Item], ...] = (
         ("/run", agent.run, FLAT_ROW_SCHEMA),
         ("/v1/responses", agent.respond, PROMPT_SCHEMA),
         ("/v1/agent_sessions", agent.open, OpenAgentSession.model_json_schema()),
         ("/v1/agent_sessions/close", agent.close, CloseAgentSession.model_json_schema()),
-        ("/aggregate_metrics", agent.aggregate, AGGREGATE_SCHEMA),
+        ("/aggregate_metrics", runs.aggregate, AGGREGATE_SCHEMA),
     )
     for path, endpoint, schema in endpoints:
         app.add_post(path, endpoint, **document_endpoint(schema))

@@ -253,7 +253,7 @@ def create_app(
     schema = {"anyOf": [EpisodeRequest.model_json_schema(), FLAT_ROW_SCHEMA]}
     schema["$defs"] = schema["anyOf"][0].pop("$defs")
     app.add_post("/run", server.run, **document_endpoint(schema))
-    app.add_post("/aggregate_metrics", server.aggregate, **document_endpoint(AGGREGATE_SCHEMA))
+    app.add_post("/aggregate_metrics", runs.aggregate, **document_endpoint(AGGREGATE_SCHEMA))
     return app
 
 
@@ -286,10 +286,6 @@ class EnvironmentEndpoints:
             return json_response(reply.failure(Failure(stage="reset", kind="bad_row", message=str(error))))
         except RequestRejected as error:
             return json_response(reply.failure(_rejection_to_failure(error)))
-
-    async def aggregate(self, request: Request) -> Response:
-        """Return the metrics of verified rows."""
-        return json_response(await self._runs.aggregate(await read_json_object(request)))
 
     def _parse_flat_row(self, row: Row, rollout: str | None) -> RowRequest:
         request = parse_row_request(row, self._runs.environment, rollout=rollout)

@@ -109,12 +109,8 @@ class RemoteEnvironment:
             BadRow: The row does not fit the environment.
             EpisodeError: The server failed or did not answer.
         """
-        task, raw = read_row(row)
-        connection = self.open_connection()
-        body = raw | RequestOptions(seed, repeat).to_field()
-        answer = await connection.post("/seed_session", body, stage="reset", deadline=deadline)
-        if not answer.ok:
-            raise open_failure(answer, self.name)
+        options = RequestOptions(seed, repeat)
+        task, raw, connection, answer = await self._post_opening("/seed_session", row, options, deadline)
         opened = OpenedEpisode.parse(parse_object(answer, "reset"))
         connection.is_gymsdk = opened is not None
         offered = None if opened is None else opened.tools
@@ -130,6 +126,17 @@ class RemoteEnvironment:
             repeat=repeat,
             deadline=deadline,
         )
+
+    async def _post_opening(
+        self, path: str, row: Row | Task, options: RequestOptions, deadline: float | None
+    ) -> tuple[Task, Row, SessionConnection, HttpResponse]:
+        """Send the request that opens a session of `row`; return the row in both forms, the session and the answer."""
+        task, raw = _read_row(row)
+        connection = self.open_connection()
+        answer = await connection.post(path, raw | options.to_field(), stage="reset", deadline=deadline)
+        if not answer.ok:
+            raise _open_failure(answer, self.name)
+        return task, raw, connection, answer
 
     async def step(self, episode: Episode, action: Action) -> Step:
         """Answer one tool call or reply; rewards of steps are part of the verdict's reward."""
@@ -196,7 +203,7 @@ def _is_same_server(url: str, other: str) -> bool:
     return is_same_path and all(is_local_host(str(address)) for address in addresses)
 
 
-def read_row(row: Row | Task) -> tuple[Task, Row]:
+def _read_row(row: Row | Task) -> tuple[Task, Row]:
     """Return a row or task as both; raises `BadRow` if it is invalid."""
     try:
         return (row, row.row()) if isinstance(row, Task) else (Task.model_validate(row), row)
@@ -204,7 +211,7 @@ def read_row(row: Row | Task) -> tuple[Task, Row]:
         raise BadRow(f"the row is invalid: {errors.format_validation_error(error)}") from None
 
 
-def open_failure(answer: HttpResponse, name: str) -> BadRow | Exception:
+def _open_failure(answer: HttpResponse, name: str) -> BadRow | Exception:
     """Return the error for an episode that the server of environment *name* did not open."""
     if answer.status == 422 and parse_failure(answer) is None:  # noqa: PLR2004 - an invalid row
         return BadRow(f"the row does not fit environment {name!r} at {answer.host}: {answer.text[:MAX_EXCERPT_CHARS]}")

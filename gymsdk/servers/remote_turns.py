@@ -19,7 +19,7 @@ from gymsdk.jsonl import dump_portable_json
 from gymsdk.line import StoredVerdict, parse_record_field
 from gymsdk.request_options import RequestOptions
 from gymsdk.responses import build_function_call_output
-from gymsdk.servers.remote import RemoteEnvironment, RemoteState, open_failure, read_row, read_tools
+from gymsdk.servers.remote import RemoteEnvironment, RemoteState, read_tools
 from gymsdk.servers.requests import REQUEST_ID_FIELD
 from gymsdk.types import Content, EndReason, Episode, Item, Message, Row, Task, ToolRun, Transcript, Verdict
 
@@ -100,12 +100,8 @@ class TurnEnvironment(RemoteEnvironment):
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
     ) -> Episode:
         """Open a session of `row`; see `RemoteEnvironment.reset`."""
-        task, raw = read_row(row)
-        connection = self.open_connection()
-        body = raw | RequestOptions(seed, repeat).to_field()
-        answer = await connection.post("/reset", body, stage="reset", deadline=deadline)
-        if not answer.ok:
-            raise open_failure(answer, self.name)
+        options = RequestOptions(seed, repeat)
+        task, raw, connection, answer = await self._post_opening("/reset", row, options, deadline)
         record = EpisodeRecord()
         opened = _parse(Opening, answer, "reset", record)
         return Episode(
@@ -143,7 +139,8 @@ class TurnEnvironment(RemoteEnvironment):
         runs = [ToolRun(str(call.get("call_id")), str(call.get("name")), started, milliseconds) for call in calls]
         ended = _get_end_reason(turn)
         # After the end, NeMo Gym's agent adds nothing to the conversation.
-        items = [] if ended else [*_build_outputs(turn), *_build_message(turn.observation)]
+        outputs = [build_function_call_output(output.call_id, output.output) for output in turn.info.tool_outputs or ()]
+        items = [] if ended else [*outputs, *_build_message(turn.observation)]
         return TurnResult(items, turn.reward, len(calls), ended, runs)
 
     async def verify(self, episode: Episode) -> Verdict:
@@ -185,10 +182,6 @@ def _get_state(episode: Episode) -> TurnState:
 
 def _build_message(observation: str | None) -> list[Item]:
     return [Message(role="user", content=observation).item()] if observation else []
-
-
-def _build_outputs(turn: TurnAnswer) -> list[Item]:
-    return [build_function_call_output(output.call_id, output.output) for output in turn.info.tool_outputs or ()]
 
 
 def _get_end_reason(turn: TurnAnswer) -> EndReason | None:
