@@ -95,7 +95,8 @@ class Ownership:
             id: The id that the request names.
             content: The body of the request.
         """
-        is_forwarded = self._is_from_worker(request)
+        mark = request.headers.get(FORWARDED_HEADER, "")
+        is_forwarded = hmac.compare_digest(mark.encode("utf-8"), self._memory.secret.encode())
         ended = None
         while (owner := self._claim(id, take_from=ended)) != self._process:
             if self._memory.is_running(owner):
@@ -135,10 +136,6 @@ class Ownership:
 
     def _claim(self, id: str, *, take_from: int | None = None) -> int:
         return self._memory.claim(self._get_key(id), self._process, self._seconds, take_from=take_from)
-
-    def _is_from_worker(self, request: Request) -> bool:
-        mark = request.headers.get(FORWARDED_HEADER, "")
-        return hmac.compare_digest(mark.encode("utf-8"), self._memory.secret.encode())
 
     async def _send(self, request: Request, content: Item, owner: int) -> Response | None:
         """Return the response of the worker *owner*, `None` if it did not get the request."""

@@ -114,7 +114,7 @@ class ServerBuilder:
         self.models = {
             server.name: PausableModel(self._choose_model(server, existing_models), self._build_pause(server))
             for server in servers
-            if self._needs_model(server, existing_models)
+            if server.kind == MODELS and (server.name in self._local_servers or server.name in existing_models)
         }
         self._token_folder = _open_token_folder(deployment, local_servers)
         self._load_balancers: dict[tuple[str, bool], LoadBalancer] = {}
@@ -191,13 +191,11 @@ class ServerBuilder:
         }
         return registry.load(server.kind_settings.environment, **{**server.settings, **model_settings})
 
-    def _needs_model(self, server: ServerConfig, existing: Mapping[str, Model]) -> bool:
-        return server.kind == MODELS and (server.name in self._local_servers or server.name in existing)
-
     def _choose_model(self, server: ServerConfig, existing: Mapping[str, Model]) -> Model:
         if not self.environments and server.name in self._local_servers and _needs_rows(server):
+            name = server.kind_settings.name if isinstance(server.kind_settings, ModelServerConfig) else server.name
             raise UsageError(
-                f"{_get_model_server_name(server)} answers for the environments that are served with it, and there is "
+                f"{name} answers for the environments that are served with it, and there is "
                 "none; name them, as in gymsdk serve math --role model"
             )
         model = existing.get(server.name) or build_model(server)
@@ -408,10 +406,6 @@ def _open_token_folder(deployment: Deployment, servers: Sequence[ServerConfig]) 
 
 def _needs_rows(server: ServerConfig) -> bool:
     return isinstance(server.kind_settings, ModelServerConfig) and server.kind_settings.name.startswith(oracle.NAMED)
-
-
-def _get_model_server_name(server: ServerConfig) -> str:
-    return server.kind_settings.name if isinstance(server.kind_settings, ModelServerConfig) else server.name
 
 
 def _check_references(server: ServerConfig, servers: Iterable[ServerConfig]) -> None:

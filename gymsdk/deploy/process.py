@@ -119,7 +119,8 @@ async def serve(
     security = plan.get_security(deployment)
     deployment, sockets = await find_head(deployment, security, sockets)
     listed = [*deployment.environments, *environments]
-    model_config = ModelServerConfig(name=_get_name(model)) if model is not None else deployment.model
+    name = model if model is None or isinstance(model, str) else get_policy_name(model)
+    model_config = deployment.model if name is None else ModelServerConfig(name=name)
     servers = plan_servers(deployment.model_copy(update={"model": model_config}), listed)
     local_servers = select_servers_here(servers, deployment, security)
     builder = ServerBuilder(
@@ -255,10 +256,6 @@ def get_policy_name(model: Model) -> str:
 
 def _list_names(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
-
-
-def _get_name(model: str | Model) -> str:
-    return model if isinstance(model, str) else get_policy_name(model)
 
 
 def _build_resources_server(environment: str | Environment, deployment: Deployment) -> ServerConfig:

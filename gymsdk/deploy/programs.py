@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from gymsdk import credentials
-from gymsdk.cluster.reports import Exit, Service
+from gymsdk.cluster.reports import Service
 from gymsdk.config.model import RESOURCES, SERVER_KINDS, Deployment, Role, ServerConfig
 from gymsdk.deploy import plan
 from gymsdk.deploy.node import Headers, NodeClient
@@ -244,7 +244,11 @@ class RunningProgram:
         started, stop = asyncio.Event(), asyncio.Event()
         running = asyncio.ensure_future(self.supervisor.run())
         node = NodeClient(
-            self.head_url, [self.service], exits=self._get_exits, headers=self.headers, restart=self.supervisor.restart
+            self.head_url,
+            [self.service],
+            exits=lambda: dict(self.supervisor.exits),
+            headers=self.headers,
+            restart=self.supervisor.restart,
         )
         registered: asyncio.Future[None] | None = None
         try:
@@ -263,9 +267,6 @@ class RunningProgram:
                 await asyncio.wait({registered})
             running.cancel()
             await asyncio.wait({running})
-
-    def _get_exits(self) -> dict[str, Exit]:
-        return dict(self.supervisor.exits)
 
     async def _wait_until_ready(self, running: asyncio.Future[None]) -> None:
         """Wait until the program answers with any status; raises `GymsdkError` if it ends or takes too long."""

@@ -78,11 +78,8 @@ def build_error_body(path: str, error: ApiError, *, anthropic: bool = False) -> 
         return build_error(error)
     if not endpoint.startswith("/v1/"):
         return {"detail": error.message}
-    return build_error(error) if anthropic and not _is_openai_path(endpoint) else api.build_error(error)
-
-
-def _is_openai_path(path: str) -> bool:
-    return path.startswith(("/v1/chat/", "/v1/completions", "/v1/responses"))
+    is_openai = not anthropic or endpoint.startswith(("/v1/chat/", "/v1/completions", "/v1/responses"))
+    return api.build_error(error) if is_openai else build_error(error)
 
 
 def describe_missing_route(path: str, method: str, allowed: str | None) -> str:

@@ -71,12 +71,12 @@ def _compute_metrics(
     own_metrics, name_conflict = metrics.merge_metrics(host_metrics, hook_metrics)
     means = {name: value for name, value in host_metrics.items() if name.startswith("mean/")}
     repeats = max(Counter(rollout.task for rollout in scored).values(), default=None)
+    left_out = {"responses_create_params", *RESULT_FIELDS}
+    samples = {row[TASK_INDEX]: {key: value for key, value in row.items() if key not in left_out} for row in rows}
     return {
         "agent_metrics": host_metrics | own_metrics,
         "key_metrics": means | own_metrics,
-        "group_level_metrics": metrics.summarize_tasks(
-            scored, expected=repeats, samples={row[TASK_INDEX]: _sample_row(row) for row in rows}
-        ),
+        "group_level_metrics": metrics.summarize_tasks(scored, expected=repeats, samples=samples),
         "repeat_level_metrics": _summarize_repeats(scored, environment + AGENT_SUFFIX),
     }, name_conflict
 
@@ -117,10 +117,6 @@ def _read_index(row: Row, name: str, default: int) -> int:
     if isinstance(index, bool) or not isinstance(index, int):
         raise RequestRejected(422, f"`{name}` of a row must be a whole number, not {str(index)[:80]!r}")
     return index
-
-
-def _sample_row(row: Row) -> Row:
-    return {key: value for key, value in row.items() if key not in {"responses_create_params", *RESULT_FIELDS}}
 
 
 async def _call_metrics_hook(environment: Environment, rows: Sequence[Row]) -> tuple[dict[str, float], str | None]:

@@ -265,7 +265,7 @@ class HeadEndpoints:
                 health,
                 node.registration.loads,
                 node=node,
-                age=self._age(node),
+                age=round(self._registry.age(node), 3),
                 draining=draining,
                 exits=exits.get(node.registration.supervisor, {}),
             )
@@ -275,8 +275,8 @@ class HeadEndpoints:
         return HeadSnapshot(
             lease=self._registry.lease,
             settled=self._registry.is_settled,
-            nodes=[self._node_to_item(node) for node in nodes],
-            lost=[self._lost_node_to_item(node) for node in self._registry.lost_nodes],
+            nodes=[self._node_to_item(node) | {"lease": node.lease} for node in nodes],
+            lost=[self._node_to_item(node) for node in self._registry.lost_nodes],
             instances=[
                 service.model_copy(update={"round_trip": trips.get(service.id)}) for service in (*local, *remote)
             ],
@@ -326,15 +326,9 @@ class HeadEndpoints:
     def _all_services(self) -> list[Service]:
         return [*self._local, *self._registry.services]
 
-    def _node_to_item(self, node: Node) -> Item:
+    def _node_to_item(self, node: Node | LostNode) -> Item:
         names = [service.name for service in node.services]
-        return {"id": node.id, "servers": names, "age": self._age(node), "lease": node.lease}
-
-    def _lost_node_to_item(self, node: LostNode) -> Item:
-        return {"id": node.id, "servers": [service.name for service in node.services], "age": self._age(node)}
-
-    def _age(self, node: Node | LostNode) -> float:
-        return round(self._registry.age(node), 3)
+        return {"id": node.id, "servers": names, "age": round(self._registry.age(node), 3)}
 
 
 def _check_node_id(node: str) -> None:

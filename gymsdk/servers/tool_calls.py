@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -64,15 +64,11 @@ def add_routes(app: ServerApp, episodes: EpisodeService) -> None:
     async def reject(request: Request) -> Response:
         raise _no_tool_error(request)
 
-    for tool in _callable_names(tools.keys()):
+    for tool in [name for name in tools if name not in RESERVED_PATHS]:
         schema = tools[tool].schema["parameters"]
         app.add_post(f"/{tool}", call, name=tool, **document_endpoint(schema, required=False))
     app.add_api_route("/{tool}", call, methods=["POST"], include_in_schema=False)
     app.add_api_route("/{tool}", reject, methods=OTHER_METHODS, include_in_schema=False)
-
-
-def _callable_names(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name not in RESERVED_PATHS]
 
 
 async def _call_tool(request: Request, episodes: EpisodeService, name: str) -> Response:
