@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
 from gymsdk.cli.fields import Changed, Only, Without, take_models
-from gymsdk.cli.output import echo, print_json, secho
+from gymsdk.cli.output import STATUS_COLORS, echo, print_json, secho
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.settings import Rows
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gymsdk.checks.models import ModelCheck, ModelReport
     from gymsdk.checks.report import Check, Report, Result
     from gymsdk.checks.subject import Subject
-
-STATUS_COLORS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
 class CheckChoice(BaseModel):

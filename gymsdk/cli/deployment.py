@@ -212,28 +212,24 @@ async def _serve_deployment(
     deployment: Deployment, announce: Announcer, *, separate: bool, sockets: Mapping[str, socket.socket]
 ) -> None:
     from gymsdk.deploy import process_guard
-    from gymsdk.http import client
 
     if deployment.is_child and not process_guard.IS_AVAILABLE:
         process_guard.watch_parent()
     deployment = plan.choose_host(deployment)
-    try:
-        async with _start_vllm(deployment) as started:
-            if deployment.replicas:
-                from gymsdk.ray.placement import check_room
-                from gymsdk.ray.replicas import check_reachable
+    async with _start_vllm(deployment) as started:
+        if deployment.replicas:
+            from gymsdk.ray.placement import check_room
+            from gymsdk.ray.replicas import check_reachable
 
-                check_room(deployment)
-                check_reachable(deployment)
-            served, programs = split_programs(started)
-            if started.is_child or started.role not in {None, "resources"}:
-                programs = ()
-            if separate or deployment.workers is not None:
-                await _serve_separately(served, announce, programs)
-            else:
-                await _serve_in_process(served, announce, sockets, programs)
-    finally:
-        await client.aclose()
+            check_room(deployment)
+            check_reachable(deployment)
+        served, programs = split_programs(started)
+        if started.is_child or started.role not in {None, "resources"}:
+            programs = ()
+        if separate or deployment.workers is not None:
+            await _serve_separately(served, announce, programs)
+        else:
+            await _serve_in_process(served, announce, sockets, programs)
 
 
 @asynccontextmanager

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from gymsdk.models.options import ModelOptions
     from gymsdk.rollouts.settings import Sampling
 
-RESERVED_REQUEST_KEYS = frozenset({"input", "messages", "stream", "tools"})
-"""Request parameters that the host sets for each request, and that users cannot set."""
-
 
 Settings = Annotated[
     list[str],
@@ -118,10 +115,12 @@ def _parse_param(pair: str) -> tuple[str, Any]:
 
 
 def _split_pair(pair: str, option: str, form: str, setter: str) -> tuple[str, str]:
+    from gymsdk.models.options import REQUEST_FIELDS
+
     key, equals, value = pair.partition("=")
     if not equals or not key:
         raise UsageError(f"{option} {format_name(key)}: write it as {form}")
-    if key in RESERVED_REQUEST_KEYS:
+    if key in REQUEST_FIELDS:
         raise UsageError(f"{option} {format_name(key)}: {setter} sets {key!r} itself; leave it out")
     return key, value
 

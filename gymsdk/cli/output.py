@@ -17,6 +17,9 @@ import typer
 STDOUT, STDERR = 1, 2
 """The descriptors of the standard streams."""
 
+STATUS_COLORS = {"passed": "green", "failed": "red", "skipped": "yellow"}
+"""The colors of the results of checks."""
+
 _reserved: list[TextIO] = []
 """The stream for the results of the running command."""
 

@@ -121,17 +121,13 @@ def _find_row(environment: Environment, tasks: Path | None, split: str | None, s
 
 async def _play_episode(environment: Environment, model: Model, row: Row, seed: int) -> Rollout:
     from gymsdk.episode import play
-    from gymsdk.http import client
     from gymsdk.rollouts.jobs import iter_jobs
     from gymsdk.types import Budget
 
     job = next(iter_jobs([row]))
     budget = Budget(seconds=PLAY_SECONDS)
-    try:
-        async with environment:
-            return await play(environment, model, job.row, seed=job.compute_seed(seed), id=job.id, budget=budget)
-    finally:
-        await client.aclose()
+    async with environment:
+        return await play(environment, model, job.row, seed=job.compute_seed(seed), id=job.id, budget=budget)
 
 
 def _play_through_gymnasium(name: str, settings: dict[str, Any], model: Model, row: Row, seed: int) -> Rollout:

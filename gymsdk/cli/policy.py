@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gymsdk.types import Model
 
 app = create_group()
-POLICY_SYNTAX = "oracle[:SHARE]|null|echo|random|script:FILE|replay:FILE"
 
 
 class EndpointOptions(BaseModel):
@@ -108,7 +107,14 @@ class _PolicyOptions:
 @app.command(cls=Command)
 @take_models
 def serve(
-    kind: Annotated[str, typer.Argument(metavar=POLICY_SYNTAX, help="Choose the policy.", show_default=False)],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="oracle[:SHARE]|null|echo|random|script:FILE|replay:FILE",
+            help="Choose the policy.",
+            show_default=False,
+        ),
+    ],
     *,
     env: Annotated[
         list[str],

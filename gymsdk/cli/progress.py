@@ -176,7 +176,7 @@ class ProgressReporter:
         self._total = 0
         self._progress = RunProgress()
         self._limit, self._has_warned = TokenLimitCounter("--max-output-tokens"), False
-        self._bar = _Bar() if sys.stderr.isatty() else None
+        self._bar: Bar | None = None
         self._next_line_at = time.monotonic() + PROGRESS_SECONDS
 
     def __enter__(self) -> Self:
@@ -198,15 +198,17 @@ class ProgressReporter:
         self._on_start()
         if progress.done:
             self.log(f"resumed: {len(progress.done)} of {total} rollouts were finished before")
-        if self._bar:
-            self._bar.start(total)
-            self._bar.show(progress)
+        if sys.stderr.isatty():
+            self._bar = _build_bar()
+            self._bar.add_task("rollouts", total=total, mean="-", failed=0)
+            self._bar.start()
+            self._update_bar(self._bar)
 
     def set_total(self, total: int) -> None:
         """Show the number of rollouts, which is known once all rows have been computed."""
         self._total = total
         if self._bar:
-            self._bar.set_total(total)
+            self._bar.update(self._bar.task_ids[0], total=total)
 
     def finish_job(self, result: PlayedJob) -> None:
         """Count one rollout."""
@@ -217,10 +219,11 @@ class ProgressReporter:
         progress.failed += reward is None
         self._count_token_limit(result.rollout)
         if self._bar:
-            self._bar.show(progress)
+            self._update_bar(self._bar)
         elif time.monotonic() >= self._next_line_at:
             self._next_line_at = time.monotonic() + PROGRESS_SECONDS
-            self.log(self._format_line())
+            counts = f"{len(progress.done)} of {self._total} rollouts"
+            self.log(f"{counts}, reward {_format_mean(progress)}, failed {progress.failed}")
 
     def _count_token_limit(self, rollout: Rollout) -> None:
         """Count the rollout, and report once that the token limit ends nearly all rollouts."""
@@ -231,36 +234,9 @@ class ProgressReporter:
             self._has_warned = True
             self.log(f"warning: {sentence}")
 
-    def _format_line(self) -> str:
-        progress = self._progress
-        return (
-            f"{len(progress.done)} of {self._total} rollouts, reward {_format_mean(progress)}, failed {progress.failed}"
-        )
-
-
-class _Bar:
-    """A progress bar. Other output to standard error appears above it."""
-
-    def __init__(self) -> None:
-        self._bar: Bar | None = None
-
-    def start(self, total: int) -> None:
-        self._bar = _build_bar()
-        self._task = self._bar.add_task("rollouts", total=total, mean="-", failed=0)
-        self._bar.start()
-
-    def set_total(self, total: int) -> None:
-        if self._bar:
-            self._bar.update(self._task, total=total)
-
-    def show(self, progress: RunProgress) -> None:
-        if self._bar:
-            mean, failed = _format_mean(progress), progress.failed
-            self._bar.update(self._task, completed=len(progress.done), mean=mean, failed=failed)
-
-    def stop(self) -> None:
-        if self._bar:
-            self._bar.stop()
+    def _update_bar(self, bar: Bar) -> None:
+        progress, mean = self._progress, _format_mean(self._progress)
+        bar.update(bar.task_ids[0], completed=len(progress.done), mean=mean, failed=progress.failed)
 
 
 def _format_mean(progress: RunProgress) -> str:
@@ -268,6 +244,7 @@ def _format_mean(progress: RunProgress) -> str:
 
 
 def _build_bar() -> Bar:
+    """Return a progress bar. Other output to standard error appears above it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar

@@ -67,25 +67,20 @@ async def _restart_and_wait(name: str, head: str, waits: Waits) -> float:
     import asyncio
     from urllib.parse import quote
 
-    from gymsdk.http import client
-
     clock = asyncio.get_running_loop().time
     began = clock()
-    try:
-        before = await _request_head("GET", head, "/nodes")
-        restarting = await _request_restart(head, f"/servers/{quote(name, safe='')}/restart?drain={waits.drain:g}")
-        # The instances restart one after another.
-        bound = len(restarting.pids) * (waits.drain + STOP_SECONDS + waits.timeout)
-        while not await _has_restarted(name, head, before, restarting):
-            if clock() - began > bound:
-                command = f"gymsdk status --head {head}"
-                raise GymsdkError(
-                    f"{name!r} does not answer again after {clock() - began:.0f} s; run `{command}` for details"
-                )
-            await asyncio.sleep(POLL_SECONDS)
-        return clock() - began
-    finally:
-        await client.aclose()
+    before = await _request_head("GET", head, "/nodes")
+    restarting = await _request_restart(head, f"/servers/{quote(name, safe='')}/restart?drain={waits.drain:g}")
+    # The instances restart one after another.
+    bound = len(restarting.pids) * (waits.drain + STOP_SECONDS + waits.timeout)
+    while not await _has_restarted(name, head, before, restarting):
+        if clock() - began > bound:
+            command = f"gymsdk status --head {head}"
+            raise GymsdkError(
+                f"{name!r} does not answer again after {clock() - began:.0f} s; run `{command}` for details"
+            )
+        await asyncio.sleep(POLL_SECONDS)
+    return clock() - began
 
 
 async def _request_restart(head: str, path: str) -> RestartReply:
@@ -116,9 +111,8 @@ async def _has_restarted(name: str, head: str, before: Any, ending: RestartReply
     then = HeadSnapshot.model_validate(before)
     if name == HEAD_NODE_ID:
         # A new head is of use only after the servers that the old one knew have registered with it.
-        return _get_last_exit_time(now, name) != _get_last_exit_time(then, name) and (
-            now.settled or _includes(now, then)
-        )
+        ends = [ended.at if (ended := nodes.exits.get(name)) else None for nodes in (now, then)]
+        return ends[0] != ends[1] and (now.settled or _includes(now, then))
     known_ids = {instance.id for instance in then.instances}
     instances = [instance for instance in now.instances if name in {instance.name, instance.process}]
     # A worker has several servers, and all of them must be back.
@@ -133,11 +127,6 @@ def _includes(now: HeadSnapshot, then: HeadSnapshot) -> bool:
     names = {*then.expected, *(instance.name for instance in then.instances)}
     known = {key for instance in now.instances for key in (instance.id, instance.name)}
     return members | names <= known
-
-
-def _get_last_exit_time(nodes: HeadSnapshot, name: str) -> float | None:
-    ended = nodes.exits.get(name)
-    return ended.at if ended else None
 
 
 async def _request_head(method: str, head: str, path: str) -> Any:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -71,19 +71,18 @@ def reverify(
         gymsdk reverify rollouts/math-20260101-120000
         gymsdk reverify rollouts.jsonl --agent math --fail-on-change
     """
+    from gymsdk.cli.process import run_until_signal
+    from gymsdk.cli.progress import show_warnings
     from gymsdk.rollouts.reverify import StoredRun
 
     run = StoredRun(path, agent=servers.agent)
     if out.output is not None:
         _check_output(run, out.output, overwrite=out.overwrite)
     results = _Results()
-    _report_progress(
-        _reverify_run(
-            run,
-            results,
-            _Options(servers.head, settings, rows.limit, limits.concurrency, out.output, out.overwrite, out.force),
+    with show_warnings():
+        run_until_signal(
+            _reverify_run(run, results, _Options(servers.head, settings, rows.limit, limits.concurrency, out))
         )
-    )
     _print(results, json=json)
     if results.unscored or (fail_on_change and results.changed):
         raise typer.Exit(1)
@@ -95,9 +94,7 @@ class _Options:
     settings: list[str]
     limit: int | None
     concurrency: int
-    output: Path | None
-    overwrite: bool
-    force: bool
+    out: RunOutput
 
 
 @dataclass(slots=True)
@@ -134,41 +131,25 @@ def _check_output(run: StoredRun, output: Path, *, overwrite: bool) -> None:
     check_output_path(output, overwrite=overwrite)
 
 
-def _report_progress(work: Any) -> None:
-    from gymsdk.cli.process import run_until_signal
-    from gymsdk.cli.progress import show_warnings
-
-    with show_warnings():
-        run_until_signal(work)
-
-
-async def _reverify_run(run: StoredRun, results: _Results, reverify_options: _Options) -> None:
+async def _reverify_run(run: StoredRun, results: _Results, chosen: _Options) -> None:
     import asyncio
 
-    from gymsdk.http import client
     from gymsdk.rollouts.remote import fetch_servers
     from gymsdk.rollouts.reverify import build_remote_judge, has_judges, list_sessionless, list_wanted, open_local_judge
 
-    try:
-        if reverify_options.head is None:
-            async with open_local_judge(
-                run, options.parse_settings(run.list_environments(), reverify_options.settings)
-            ) as judge:
-                await _judge_cases(run, judge, results, reverify_options)
-            return
-        if reverify_options.settings:
-            raise UsageError(
-                f"--set {reverify_options.settings[0]}: running servers have their settings already; leave out --set"
-            )
-        judges = await asyncio.to_thread(list_wanted, run)
-        servers = await fetch_servers(reverify_options.head, lambda results: has_judges(results, judges))
-        results.unsure = await list_sessionless(servers, run, force=reverify_options.force)
-        await _judge_cases(run, build_remote_judge(servers), results, reverify_options)
-    finally:
-        await client.aclose()
+    if chosen.head is None:
+        async with open_local_judge(run, options.parse_settings(run.list_environments(), chosen.settings)) as judge:
+            await _judge_cases(run, judge, results, chosen)
+        return
+    if chosen.settings:
+        raise UsageError(f"--set {chosen.settings[0]}: running servers have their settings already; leave out --set")
+    judges = await asyncio.to_thread(list_wanted, run)
+    servers = await fetch_servers(chosen.head, lambda results: has_judges(results, judges))
+    results.unsure = await list_sessionless(servers, run, force=chosen.out.force)
+    await _judge_cases(run, build_remote_judge(servers), results, chosen)
 
 
-async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, reverify_options: _Options) -> None:
+async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, chosen: _Options) -> None:
     from contextlib import aclosing, nullcontext
     from itertools import islice
 
@@ -176,21 +157,15 @@ async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, reverify
     from gymsdk.rollouts.tasks import AtomicRowWriter
     from gymsdk.sockets import count_affordable
 
-    settings = options.parse_settings(run.list_environments(), reverify_options.settings)
+    settings, out = options.parse_settings(run.list_environments(), chosen.settings), chosen.out
     named = {name for name, overrides in settings.items() if "grader" in overrides}
-    concurrency = min(reverify_options.concurrency, count_affordable(2))
-    rejudgements, last_report = (
-        reverify(islice(run.iter_rollouts(), reverify_options.limit), judge, concurrency=concurrency),
-        time.monotonic(),
-    )
-    with (
-        AtomicRowWriter(reverify_options.output, overwrite=reverify_options.overwrite)
-        if reverify_options.output
-        else nullcontext() as sheet
-    ):
+    concurrency = min(chosen.concurrency, count_affordable(2))
+    rejudgements = reverify(islice(run.iter_rollouts(), chosen.limit), judge, concurrency=concurrency)
+    last_report = time.monotonic()
+    with AtomicRowWriter(out.output, overwrite=out.overwrite) if out.output else nullcontext() as sheet:
         async with aclosing(rejudgements):
             async for result in rejudgements:
-                if not reverify_options.force:
+                if not out.force:
                     _check_grader(result, named)
                 results.add(result)
                 if sheet and (line := result.build_line()) is not None:

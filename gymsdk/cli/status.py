@@ -68,12 +68,8 @@ class _StatusPrinter:
     async def print_once(self) -> None:
         from gymsdk.client import DEFAULT_HEAD_URL
         from gymsdk.cluster.status import fetch_status
-        from gymsdk.http import client
 
-        try:
-            result = await fetch_status(self._head or DEFAULT_HEAD_URL)
-        finally:
-            await client.aclose()
+        result = await fetch_status(self._head or DEFAULT_HEAD_URL)
         self.code = 0 if result.is_healthy else 1
         echo(_format_json(result).encode() if self._json else format_status(result))
 
@@ -145,10 +141,6 @@ def _describe_exit(row: ServerStatus) -> str:
     return f"! {row.process or row.name} ended unexpectedly ({_format_exit(row)}){restarted}"
 
 
-def _name_instance(row: ServerStatus) -> str:
-    return f"{row.name} of node {row.node[:8]}" if row.node else row.name
-
-
 def _mark_problem(cell: str, wrong: Sequence[str], *which: str) -> str:
     return f"{cell} !" if any(problem in wrong for problem in which) else cell
 
@@ -175,7 +167,8 @@ def _list_problems(result: StatusReport) -> Iterator[str]:
     yield from map(_describe_exit, exits.values())
     for row in result.servers:
         yield from (f"! {row.name} {PROBLEM_LABELS[problem]}" for problem in row.wrong if problem in PROBLEM_LABELS)
-        yield from (f"! {_name_instance(row)}: {wait.describe()}" for wait in row.resource_waits)
+        instance = f"{row.name} of node {row.node[:8]}" if row.node else row.name
+        yield from (f"! {instance}: {wait.describe()}" for wait in row.resource_waits)
         if row.idle:
             yield f"! a GPU of {row.name} is used less than half of the time (not an error, but worth a look)"
     for node in result.lost:

@@ -183,7 +183,7 @@ def _find_model_server(agent: ServerConfig, servers: Mapping[str, ServerConfig])
     return model.kind_settings if model is not None and isinstance(model.kind_settings, ModelServerConfig) else None
 
 
-MAX_ERRORS_SHOWN = 100
+DEFAULT_ROWS = 100
 """How many rows of each environment are written if --limit is not given. A split may be infinite."""
 
 
@@ -253,10 +253,10 @@ def _write_rows(names: list[str], settings: list[str], rows: Rows, to: RunOutput
     parsed = options.parse_settings(names, settings)
     out = get_output().buffer
     loaded = {name: registry.load(name, **values) for name, values in parsed.items()}
-    interleaved = interleave_splits(loaded, rows.split, seed=rows.seed, limit=rows.limit or MAX_ERRORS_SHOWN)
+    interleaved = interleave_splits(loaded, rows.split, seed=rows.seed, limit=rows.limit or DEFAULT_ROWS)
     rows_to_write = add_tools(loaded, interleaved, seed=rows.seed)
     if rows.limit is None:
-        typer.echo(f"at most {MAX_ERRORS_SHOWN} rows of each environment; pass another number with -n N", err=True)
+        typer.echo(f"at most {DEFAULT_ROWS} rows of each environment; pass another number with -n N", err=True)
     if to.output is None:
         run_in_new_loop(_iter_rows(rows_to_write, lambda row: out.write(jsonl.dump_row(row))))
         out.flush()

@@ -133,7 +133,6 @@ async def _check(
     from gymsdk.checks.engine import ServedModel, check_engine
     from gymsdk.checks.tokens import check_tokens
     from gymsdk.errors import Failed
-    from gymsdk.http import client
     from gymsdk.tokens.tokenizer import load_tokenizer
 
     try:
@@ -144,8 +143,6 @@ async def _check(
         return report.model_copy(update={"engine": results})
     except Failed as error:
         raise UsageError(str(error)) from error
-    finally:
-        await client.aclose()
 
 
 def _format_report(report: TokenReport) -> Iterator[str]:

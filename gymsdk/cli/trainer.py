@@ -9,7 +9,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.fields import Changed, Given, Without, take_models
 from gymsdk.cli.group import Command, create_group
-from gymsdk.cli.output import echo, print_json
+from gymsdk.cli.output import STATUS_COLORS, echo, print_json
 from gymsdk.cli.process import Traceback
 from gymsdk.models.options import ModelOptions
 from gymsdk.settings import MODEL
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gymsdk.checks.trainer import TrainerStack
 
 app = create_group()
-
-COLORS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
 @app.callback()
@@ -99,7 +97,7 @@ async def _check(stack: TrainerStack, *, prints: bool) -> list[CheckResult]:
         if prints:
             if not results or results[-1].component != result.component:
                 echo(f"{result.component}. {COMPONENTS[result.component - 1]}")
-            outcome = typer.style(f"{result.outcome:<8}", fg=COLORS[result.outcome])
+            outcome = typer.style(f"{result.outcome:<8}", fg=STATUS_COLORS[result.outcome])
             detail = f": {result.detail}" if result.detail else ""
             echo(f"   {outcome} {result.name}{detail}")
         results.append(result)

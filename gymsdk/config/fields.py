@@ -17,7 +17,6 @@ from gymsdk.config.model import (
     AgentServerConfig,
     DatasetConfig,
     Deployment,
-    PolicyConfig,
     ServerConfig,
 )
 from gymsdk.config.yaml import KeyPath, Problems, YamlNode, format_key_path, to_plain
@@ -113,8 +112,6 @@ HEAD_SERVER_KEY = "head_server"
 TOP_LEVEL_FIELDS = list_keys(Deployment, Switches)
 """The field that each key at the top of a configuration sets, for keys without further keys below them."""
 
-POLICY_KEYS = tuple(list_keys(PolicyConfig))
-
 TOP_LEVEL_KEYS = frozenset({*TOP_LEVEL_FIELDS, HEAD_SERVER_KEY, TOKEN_CAPTURE_KEY})
 """The keys at the top of a configuration that gymsdk uses, its own and NeMo Gym's."""
 
@@ -169,16 +166,17 @@ RENAMED_KEYS: dict[str, dict[str, str]] = {
 """The option of `gymsdk.model` for each key of NeMo Gym's model servers that has another name."""
 
 _RENAMED_OPTIONS = {key: option for keys in RENAMED_KEYS.values() for key, option in keys.items()}
+ENDPOINT_OPTIONS = ("base_url", "api_key", "model")
 _OPTIONS = {option: option for option in sorted({"model", *ModelOptions.model_fields} - INTERNAL_OPTIONS)}
-# Each server of NeMo Gym also takes the keys of the others, except for the endpoint and for earlier reasoning.
-_SHARED_OPTIONS = {
-    key: option
-    for key, option in _RENAMED_OPTIONS.items()
-    if option not in {"base_url", "api_key", "model", "thoughts"}
-}
 MODEL_OPTIONS: dict[str, dict[str, str]] = {
     "gymsdk_model": _OPTIONS,
-    **{server: _OPTIONS | _SHARED_OPTIONS | keys for server, keys in RENAMED_KEYS.items()},
+    # Each server of NeMo Gym also takes the keys of the others, except for the endpoint and for earlier reasoning.
+    **{
+        server: _OPTIONS
+        | {key: name for key, name in _RENAMED_OPTIONS.items() if name not in {*ENDPOINT_OPTIONS, "thoughts"}}
+        | keys
+        for server, keys in RENAMED_KEYS.items()
+    },
 }
 """The option of `gymsdk.model` that each key of each implementation of a model server sets."""
 
@@ -247,7 +245,8 @@ MODEL_TEXT_KEYS = _TEXT_OPTIONS | {
 def get_endpoint_keys(implementation: str) -> tuple[str, str, str]:
     """Return the keys of base URL, API key and model in a model server of this *implementation*."""
     keys = {option: key for key, option in MODEL_OPTIONS.get(implementation, _OPTIONS).items()}
-    return keys["base_url"], keys["api_key"], keys["model"]
+    base_url, api_key, model = (keys[option] for option in ENDPOINT_OPTIONS)
+    return base_url, api_key, model
 
 
 def normalize_keys(root: YamlNode) -> YamlNode:

@@ -178,32 +178,11 @@ FILES_WITHOUT_JUDGE = {
 }
 """For resources servers that can use a judge, the files in which NeMo Gym does not use one, as in our text."""
 
-RESOURCES_TEXT = """\
-{name}:
-  resources_servers:
-    {name}:
-      entrypoint: app.py
-{name}_simple_agent:
-  responses_api_agents:
-    simple_agent:
-      entrypoint: app.py
-      resources_server: {{type: resources_servers, name: {name}}}
-      model_server: {{type: responses_api_models, name: policy_model}}
-"""
 SERVER_TEXT = """\
-{name}:
+{server}:
   {kind}:
-    {name}:
+    {implementation}:
       entrypoint: app.py
-"""
-MODEL_TEXT = """\
-{policy}:
-  responses_api_models:
-    {name}:
-      entrypoint: app.py
-      {base_url}: ${{policy_base_url}}
-      {api_key}: ${{policy_api_key}}
-      {model}: ${{policy_model_name}}
 """
 
 
@@ -360,13 +339,18 @@ def _build_resources_file(name: str, file: str) -> str:
         )
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name):
         raise BadConfig(f"{name!r} is not a valid name of an environment")
-    return RESOURCES_TEXT.format(name=name)
+    agent = SERVER_TEXT.format(server=f"{name}_simple_agent", kind=AGENTS, implementation="simple_agent")
+    return (
+        SERVER_TEXT.format(server=name, kind=RESOURCES, implementation=name)
+        + f"{agent}      resources_server: {{type: {RESOURCES}, name: {name}}}\n"
+        + f"      model_server: {{type: {MODELS}, name: {POLICY_SERVER}}}\n"
+    )
 
 
 def _build_server_file(kind: str, name: str) -> str:
     known = IMPLEMENTATIONS[AGENTS if kind == AGENTS else ENVIRONMENTS]
     if name in known:
-        return SERVER_TEXT.format(kind=kind, name=name)
+        return SERVER_TEXT.format(server=name, kind=kind, implementation=name)
     what = "agent" if kind == AGENTS else "environment server"
     hint = format_suggestion(name, known, f"there are {', '.join(known)}")
     raise BadConfig(f"there is no {what} {name!r} here{hint}")
@@ -383,6 +367,7 @@ def _build_model_file(name: str, file: str) -> str:
         files = (name, f"{name}{TRAINING_SUFFIX}")
         hint = format_suggestion(file, files, f"there are {', '.join(files)}")
         raise BadConfig(f"{name} has no file {file}.yaml here{hint}")
-    base_url, api_key, model = get_endpoint_keys(name)
-    text = MODEL_TEXT.format(policy=POLICY_SERVER, name=name, base_url=base_url, api_key=api_key, model=model)
+    settings = zip(get_endpoint_keys(name), (BASE_URL_SETTING, API_KEY_SETTING, "policy_model_name"), strict=True)
+    text = SERVER_TEXT.format(server=POLICY_SERVER, kind=MODELS, implementation=name)
+    text += "".join(f"      {key}: ${{{setting}}}\n" for key, setting in settings)
     return text + "      return_token_id_information: true\n" * file.endswith(TRAINING_SUFFIX)

@@ -57,8 +57,6 @@ MAX_BODY_BYTES = 256 * 2**20
 MAX_WORKERS = 255
 """Maximum number of workers of a deployment."""
 
-ROOT_PATH_PATTERN = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+)+")
-
 TURN_AGENT = "gymnasium_agent"
 """The agent that plays a resources server turn by turn, through `/reset` and `/step`."""
 
@@ -362,7 +360,7 @@ def parse_root_path(value: str) -> str:
         UsageError: It is not a plain path.
     """
     path = value.rstrip("/")
-    if path and not ROOT_PATH_PATTERN.fullmatch(path):
+    if path and not re.fullmatch(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+)+", path):
         raise UsageError(f"--root-path {value}: expected the path at which a proxy publishes the servers, such as /gym")
     return path
 

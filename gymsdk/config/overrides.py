@@ -24,8 +24,6 @@ from gymsdk.config.yaml import (
 from gymsdk.errors import BadConfig, format_name, format_suggestion
 from gymsdk.models.options import ENVIRONMENT_VARIABLES
 
-OVERRIDE_PATTERN = re.compile(r"(?P<sign>\+{0,2}|~)(?P<key>[^=\s+~]+?)(?:=(?P<value>.*))?", re.DOTALL)
-
 API_KEY_SETTING = "policy_api_key"
 BASE_URL_SETTING = "policy_base_url"
 
@@ -48,7 +46,7 @@ def parse_overrides(words: Iterable[str], problems: Problems) -> list[Override]:
 
 
 def _parse_override(word: str, problems: Problems) -> Override | None:
-    match = OVERRIDE_PATTERN.fullmatch(word.strip())
+    match = re.fullmatch(r"(?P<sign>\+{0,2}|~)(?P<key>[^=\s+~]+?)(?:=(?P<value>.*))?", word.strip(), re.DOTALL)
     if match is None or (match["value"] is None and match["sign"] != "~"):
         name = word.partition("=")[0]
         problems.add(

@@ -25,6 +25,7 @@ from gymsdk.config.model import (
     RESOURCES,
     SERVER_KINDS,
     Deployment,
+    PolicyConfig,
     ServerConfig,
     ServerKind,
     find_kind,
@@ -348,7 +349,7 @@ def _build_deployment(root: YamlNode, folder: Path, problems: Problems, *, playe
 def _resolve(root: YamlNode, problems: Problems) -> YamlNode:
     """Return *root* with references resolved; raise the errors if some do not resolve."""
     unresolved = Problems()
-    resolved = fields.restore_texts(resolve_references(root, unresolved, absent=fields.POLICY_KEYS))
+    resolved = fields.restore_texts(resolve_references(root, unresolved, absent=tuple(fields.list_keys(PolicyConfig))))
     problems.secrets |= show.find_secrets(resolved)
     check_safety(resolved, problems)
     if unresolved:

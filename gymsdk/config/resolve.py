@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 VARIABLE_PATTERN = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)\s*\}")
 REFERENCE_PATTERN = re.compile(r"\$\{\s*([A-Za-z_][\w-]*(?:\.[\w-]+)*)\s*\}")
 RESOLVER_PATTERN = re.compile(r"\$\{\s*([A-Za-z_][\w.]*):")
-ROOT_KEY_PATTERN = re.compile(r"\$\{([A-Za-z_]\w*)[.}\[]")
 INHERIT_KEYS = ("_inherit_from", "_copy")
-INHERIT_PATTERN = re.compile(r"\$\{(inherit_from|copy):\s*([^}\s]+)\s*\}")
-
 REFERENCE_KEYS: Mapping[str, ServerKind] = {
     "resources_server": RESOURCES,
     "model_server": MODELS,
@@ -73,7 +70,9 @@ class _Inheritance:
             return YamlNode(
                 [self.apply(child, (*path, str(index))) for index, child in enumerate(node.value)], node.place
             )
-        if isinstance(node.value, str) and (match := INHERIT_PATTERN.fullmatch(node.value)):
+        if isinstance(node.value, str) and (
+            match := re.fullmatch(r"\$\{(inherit_from|copy):\s*([^}\s]+)\s*\}", node.value)
+        ):
             base = self._get_base(node, path, match[2], moves=match[1] == "inherit_from")
             return base or YamlNode(None, node.place)
         if not node.is_mapping:
@@ -130,7 +129,7 @@ def expand_variables(text: str) -> str:
 def find_referenced_keys(root: YamlNode) -> set[str]:
     """Return the top-level keys that `${…}` in *root* refers to."""
     texts = (node.value for _, node in root.leaves() if isinstance(node.value, str))
-    return {name for text in texts for name in ROOT_KEY_PATTERN.findall(text)}
+    return {name for text in texts for name in re.findall(r"\$\{([A-Za-z_]\w*)[.}\[]", text)}
 
 
 def resolve_references(root: YamlNode, problems: Problems, absent: tuple[str, ...] = ()) -> YamlNode:

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from gymsdk.config.fields import (
+    ENDPOINT_OPTIONS,
     MODEL_OPTIONS,
     OVERFLOW_KEY,
     TRANSLATED_KEYS,
@@ -178,7 +179,7 @@ class _ModelServerReader:
         for key, value in self._values.items():
             name = MODEL_OPTIONS[self._implementation].get(key)
             has_effect = value not in ({}, False) or name == OVERFLOW_KEY
-            is_option = name not in {None, "base_url", "api_key", "model"} and key not in TRANSLATED_KEYS
+            is_option = name not in {None, *ENDPOINT_OPTIONS} and key not in TRANSLATED_KEYS
             if name and is_option and has_effect:
                 options[name] = self._read_headers(key, value) if name == "headers" else value
         return options
@@ -284,23 +285,21 @@ class UnsupportedSetting:
     advice: str
 
 
-_SKIP = UnsupportedSetting(harmless=False, advice="every rollout is verified here; leave it out")
-
-TOP_LEVEL_SETTINGS: Mapping[str, UnsupportedSetting] = {"skip_verification": _SKIP}
-"""Unsupported settings at the top of a configuration."""
-
-_AGENT = {"skip_verification": _SKIP}
+TOP_LEVEL_SETTINGS: Mapping[str, UnsupportedSetting] = {
+    "skip_verification": UnsupportedSetting(harmless=False, advice="every rollout is verified here; leave it out")
+}
+"""Unsupported settings at the top of a configuration, and of agents."""
 
 IMPLEMENTATION_SETTINGS: Mapping[str, Mapping[str, UnsupportedSetting]] = {
     "simple_agent": {
-        **_AGENT,
+        **TOP_LEVEL_SETTINGS,
         "execute_tools": UnsupportedSetting(
             harmless=True,
             advice="the agent always runs the tools that the model calls; leave it out, or end the episode with "
             "max_steps: 1",
         ),
     },
-    "gymnasium_agent": _AGENT,
+    "gymnasium_agent": TOP_LEVEL_SETTINGS,
     "vllm_model": {
         "endpoint_file": UnsupportedSetting(
             harmless=None, advice="write the address that the file holds as base_url; several are a list"

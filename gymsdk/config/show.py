@@ -48,7 +48,6 @@ SETTINGS_DEPTH = 3
 """The number of keys above the settings of a server: its name, kind and implementation."""
 
 VARIABLE_PATTERN = re.compile(r"\$\{\s*oc\.env\s*:(?:\s*(\w+)\s*(?=[,}]))?")
-INTERPOLATION_PATTERN = re.compile(r"\$\{([^}]*)")
 
 
 def find_secrets(root: YamlNode) -> set[str]:
@@ -138,7 +137,7 @@ def _is_in_secret_section(path: KeyPath) -> bool:
 
 def _find_targets(text: str) -> Iterator[KeyPath]:
     """Yield what *text* may refer to, also in arguments of functions; `("", KEY)` for a relative reference."""
-    for interpolation in INTERPOLATION_PATTERN.findall(text):
+    for interpolation in re.findall(r"\$\{([^}]*)", text):
         for word in re.findall(r"[\w.\[\]-]+", interpolation):
             if keys := tuple(filter(None, re.split(r"[.\[\]]+", word))):
                 yield ("", keys[-1]) if word.startswith(".") else keys

@@ -16,8 +16,6 @@ MAX_ERROR_BYTES = 65_536
 """The size above which a body is an answer and no error."""
 
 BAD_REQUEST = 400
-ERROR_STATUSES = range(400, 600)
-
 STATUS_BY_TYPE = MappingProxyType(
     {
         "authentication_error": 401,
@@ -32,8 +30,6 @@ STATUS_BY_TYPE = MappingProxyType(
     }
 )
 """The statuses for the `type` or the `code` of an error, in lower case."""
-
-_ERROR_KEY = re.compile(rb'"error"\s*:\s*["{\[]|"object"\s*:\s*"error"')
 
 
 def reveal_error(answer: HttpResponse) -> tuple[HttpResponse, bool]:
@@ -63,7 +59,7 @@ def _find_error(data: bytes) -> Item | None:
 
     A Response has a separate field for an error, beside its output.
     """
-    if len(data) > MAX_ERROR_BYTES or not _ERROR_KEY.search(data):
+    if len(data) > MAX_ERROR_BYTES or not re.search(rb'"error"\s*:\s*["{\[]|"object"\s*:\s*"error"', data):
         return None
     try:
         body = json.loads(data)
@@ -80,7 +76,7 @@ def _find_error(data: bytes) -> Item | None:
 def _get_status(error: Item) -> int | None:
     for value in (error.get("code"), error.get("status")):
         text = str(value)
-        if text.isdecimal() and int(text) in ERROR_STATUSES:
+        if text.isdecimal() and int(text) in range(400, 600):
             return int(text)
     kinds = (str(error.get(key)).lower() for key in ("type", "code"))
     return next((STATUS_BY_TYPE[kind] for kind in kinds if kind in STATUS_BY_TYPE), None)

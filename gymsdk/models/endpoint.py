@@ -42,8 +42,6 @@ CHAT_COMPLETIONS = get_outbound_api("chat")
 """The API for requests to `/tokenize`, even if the model is queried with Responses."""
 
 NOT_FOUND = 404
-UNAUTHORIZED_STATUSES = frozenset({401, 403})
-
 UNSUPPORTED_STATUSES = frozenset({404, 405, 501})
 """The statuses with which servers answer at a path that they do not support."""
 
@@ -132,7 +130,11 @@ class Upstream:
                 call = self._clamp(call, refused)
             except Failed as error:
                 if self._is_late_system_refusal(call, error):
-                    call = self._move_late_system(call, str(error))
+                    self._once.warn(
+                        "%s; gymsdk sends the system messages after the first messages as user messages", error
+                    )
+                    # Later calls are prepared like this if the call succeeds.
+                    call = replace(call, body=move_late_system(call.body), moves_system=True)
                 elif not (call.is_answered and error.retryable and await self._wait_to_retry(call, str(error))):
                     raise
             else:
@@ -156,11 +158,6 @@ class Upstream:
             return False
         # With a tokenizer, the template is in this process.
         return call.refuses_role or (error.kind == "model_bad_request" and is_role_refusal(str(error)))
-
-    def _move_late_system(self, call: Call, reason: str) -> Call:
-        """Return *call* with its late system messages as user messages; later calls are prepared so if it succeeds."""
-        self._once.warn("%s; gymsdk sends the system messages after the first messages as user messages", reason)
-        return replace(call, body=move_late_system(call.body), moves_system=True)
 
     def _clamp(self, call: Call, refused: OutputLimitRefused) -> Call:
         """Return *call* with the largest output limit that fits; without one, the engine generates as far as it can."""
@@ -426,7 +423,7 @@ class Upstream:
             return f"{server} does not answer yet: {reason}"
         if answer.status in UNSUPPORTED_STATUSES and not _ends_in_v1(url):
             return f"{server} has no models at {redact_url(models_url)}; {_suggest_v1(url)}"
-        if answer.status in UNAUTHORIZED_STATUSES:
+        if answer.status in {401, 403}:
             return f"{server} answered {answer.status}; check the API key"
         if answer.status in UNAVAILABLE_STATUSES:
             return f"{server} does not answer yet: it answered {answer.status}"

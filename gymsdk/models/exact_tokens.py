@@ -224,7 +224,7 @@ class ExactTokens:
         )
         logprobs = [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or []]
         answered = derendered["choices"][0] | {"weight_versions": choice.get("weight_versions")}
-        if _is_stop_token_only(choice):
+        if _ends_with_stop_token(choice) and len(choice["token_ids"]) == 1:
             answered["message"] = {"role": "assistant", "content": ""}
         echoed = generated.get("prompt_token_ids")
         used = prompt.ids if echoed is None else echoed
@@ -352,10 +352,6 @@ def _drop_stop_token(choice: Item) -> Item:
     # `derender` refuses an empty list.
     kept = ids[:-1] if _ends_with_stop_token(choice) and len(ids) > 1 else ids
     return choice | {"token_ids": kept, "logprobs": None}
-
-
-def _is_stop_token_only(choice: Item) -> bool:
-    return _ends_with_stop_token(choice) and len(choice["token_ids"]) == 1
 
 
 def _ends_with_stop_token(choice: Item) -> bool:

@@ -37,6 +37,9 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 ENV_FILES = ("env.yaml", ".env.yaml")
 """The files that are read from the working folder without being named. Their OmegaConf resolvers do not run."""
 
+REQUEST_FIELDS = ("input", "messages", "stream", "tools")
+"""Fields of a body that the host sets for each request, and that users cannot set."""
+
 INTERPOLATION_MARK = "${"
 REFERENCE_PATTERN = re.compile(r"\$\{\s*([\w-]+(?:\.[\w-]+|\[\w+\])*)\s*\}")
 
@@ -65,9 +68,8 @@ def _check_base_url(base_url: str) -> str:
 
 
 def _check_body_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    for key in ("input", "messages", "stream", "tools"):
-        if key in fields:
-            raise ValueError(f"{key!r} belongs to the request and cannot be an option")
+    if reserved := next((key for key in REQUEST_FIELDS if key in fields), None):
+        raise ValueError(f"{reserved!r} belongs to the request and cannot be an option")
     return fields
 
 

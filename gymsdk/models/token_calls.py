@@ -50,10 +50,6 @@ REJECTED_STATUSES = frozenset({400, 422})
 UNSUPPORTED_STATUSES = REJECTED_STATUSES | {403, 404, 405, 501}
 """The statuses with which engines answer requests to interfaces that they lack or that are switched off."""
 
-ADVICE_WITHOUT_IDS = (
-    "training needs them; serve the model with vLLM 0.10 or newer, or leave out --token-ids to evaluate without them"
-)
-
 ResultT = TypeVar("ResultT")
 
 
@@ -284,4 +280,5 @@ def _convert_refusal(refusal: EngineRefusal) -> Exception:
 
 def build_no_ids_error(name: str) -> Failed:
     """Return the error for the model *name* on an engine that returns no token ids."""
-    return Failed(f"{name} returns no token ids; {ADVICE_WITHOUT_IDS}", kind="model_no_token_ids")
+    advice = "serve the model with vLLM 0.10 or newer, or leave out --token-ids to evaluate without them"
+    return Failed(f"{name} returns no token ids; training needs them; {advice}", kind="model_no_token_ids")

@@ -12,8 +12,6 @@ from gymsdk.types import Item
 PREFIX_FIELD = "required_prefix_token_ids"
 """The field with which NeMo RL's server takes the ids of a conversation. Other engines ignore it."""
 
-FORCED_TOOL_CHOICE = "required"
-
 
 def check_fields(body: Item) -> None:
     """Raise `Failed` if a field of a chat request has no meaning with token ids, except fields that gymsdk adds."""
@@ -70,8 +68,8 @@ def forces_tool(body: Item) -> bool:
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
         allowed = choice.get("allowed_tools") or choice
-        return choice.get("type") == "function" or allowed.get("mode") == FORCED_TOOL_CHOICE
-    return choice == FORCED_TOOL_CHOICE
+        return choice.get("type") == "function" or allowed.get("mode") == "required"
+    return choice == "required"
 
 
 def add_logprobs(completion: Item, request: Item) -> None:
