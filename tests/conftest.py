@@ -67,7 +67,7 @@ a corpus. They take three quarters of the time of all tests. `.ci/run` runs one 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of the long set as slow."""
-    prefixes = tuple(str(config.rootpath / each) for each in SLOW)
+    prefixes = tuple(str(config.rootpath / prefix) for prefix in SLOW)
     for item in items:
         if str(item.path).startswith(prefixes):
             item.add_marker(pytest.mark.slow)
@@ -92,10 +92,10 @@ def _items(content: Said, turn: int) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [responses.build_message(content, id=f"msg_{turn}")]
     return [
-        each
-        if isinstance(each, dict)
-        else responses.build_function_call(each[0], each[1], f"call_{turn}_{number}", id=f"fc_{turn}_{number}")
-        for number, each in enumerate(content)
+        item
+        if isinstance(item, dict)
+        else responses.build_function_call(item[0], item[1], f"call_{turn}_{number}", id=f"fc_{turn}_{number}")
+        for number, item in enumerate(content)
     ]
 
 

@@ -119,9 +119,9 @@ async def get_nodes(head: str) -> dict[str, Any]:
 async def list_instances(head: str, name: str) -> list[dict[str, Any]]:
     """Return the instances of a server that respond."""
     return [
-        each
-        for each in (await get_nodes(head))["instances"]
-        if each["name"] == name and each["status"] in {None, "success"}
+        instance
+        for instance in (await get_nodes(head))["instances"]
+        if instance["name"] == name and instance["status"] in {None, "success"}
     ]
 
 
@@ -174,7 +174,7 @@ class Run:
 
     def failures(self) -> list[dict[str, Any]]:
         lines = map(json.loads, (self.out / "failures.jsonl").read_bytes().splitlines())
-        return [{"retryable": each["gymsdk"]["retryable"], "kind": each["_ng_failure_class"]} for each in lines]
+        return [{"retryable": line["gymsdk"]["retryable"], "kind": line["_ng_failure_class"]} for line in lines]
 
     def content(self) -> dict[Key, Any]:
         """Return the reward and the output texts of each rollout; a duplicate rollout is an error."""
@@ -182,6 +182,6 @@ class Run:
         for line in map(json.loads, (self.out / "rollouts.jsonl").read_bytes().splitlines()):
             key = line["agent_ref"]["name"], line["_ng_task_index"], line["_ng_rollout_index"]
             assert key not in found
-            texts = [each.get("content") or each.get("name") for each in line["response"]["output"]]
+            texts = [item.get("content") or item.get("name") for item in line["response"]["output"]]
             found[key] = line["reward"], json.dumps(texts)
         return found

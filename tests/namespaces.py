@@ -46,8 +46,8 @@ def create_network(*numbers: int, subnet: str) -> Iterator[Network]:
             ip("-n", hub, "link", "add", f"to{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
             ip("-n", hub, "link", "set", f"to{number}", "master", "bridge", "up")
             ip("-n", name, "addr", "add", f"{subnet}.{number}/24", "dev", "eth0")
-            for each in ("lo", "eth0"):
-                ip("-n", name, "link", "set", each, "up")
+            for device in ("lo", "eth0"):
+                ip("-n", name, "link", "set", device, "up")
         yield found
     finally:
         for name in names:

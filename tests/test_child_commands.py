@@ -49,16 +49,16 @@ def describe_offence(node: ast.AST) -> Iterator[bool]:
         case ast.Attribute(value=ast.Name("sys"), attr="executable" | "_base_executable"):
             yield True
         case ast.ImportFrom(module="sys", names=names):
-            yield any("executable" in each.name for each in names)
+            yield any("executable" in name.name for name in names)
         case ast.ImportFrom(module="concurrent.futures", names=names):
-            yield any(each.name == "ProcessPoolExecutor" for each in names)
+            yield any(name.name == "ProcessPoolExecutor" for name in names)
         case ast.ImportFrom(module=str(module)):
             yield is_spawning(module)
         case ast.Import(names=names):
-            yield any(is_spawning(each.name) for each in names)
+            yield any(is_spawning(name.name) for name in names)
         case ast.List(elts=[first, *rest]) | ast.Tuple(elts=[first, *rest]):
             yield bool(rest) and is_python(first)
-            yield any(isinstance(each, ast.Constant) and each.value in FLAGS for each in [first, *rest])
+            yield any(isinstance(element, ast.Constant) and element.value in FLAGS for element in [first, *rest])
         case ast.Call(func=ast.Name(name) | ast.Attribute(attr=name), args=[first, *_]) if STARTERS.fullmatch(name):
             yield is_python(first)
 
@@ -148,7 +148,7 @@ def test_an_isolated_file_searches_the_standard_library_only(tmp_path: Path) -> 
     file.write_text(PRINT_PATH)
     path = run(build_isolated_command(str(file)), tmp_path)
     assert str(tmp_path) not in path
-    assert not [each for each in path if "site-packages" in each]
+    assert not [entry for entry in path if "site-packages" in entry]
 
 
 def test_a_program_searches_its_own_folder_first(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ def _commands(command: click.Command, name: str, parent: click.Context | None) -
     help_text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     # Every command has this option, mostly in a section of its own.
     yield name, re.sub(r"\n(?:\nOther options:\n)? +--help +Show this message and exit\.", "", help_text)
-    for child, each in getattr(command, "commands", {}).items():
-        yield from _commands(each, f"{name} {child}", context)
+    for child, entry in getattr(command, "commands", {}).items():
+        yield from _commands(entry, f"{name} {child}", context)
 
 
 def page() -> str:

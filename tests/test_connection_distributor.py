@@ -25,8 +25,8 @@ def listener() -> Iterator[socket.socket]:
 def channels() -> Iterator[list[WorkerChannel]]:
     opened = [WorkerChannel.open(f"worker-{number}") for number in (1, 2)]
     yield opened
-    for each in opened:
-        each.close()
+    for connection in opened:
+        connection.close()
 
 
 class Worker:
@@ -72,23 +72,23 @@ async def ask(listener: socket.socket) -> str:
 
 
 async def test_idle_workers_receive_connections_in_turn(listener: socket.socket, channels: list[WorkerChannel]) -> None:
-    workers = [Worker(each) for each in channels]
-    async with distributing(listener, channels, {each.name: os.getpid() for each in channels}):
-        for each in workers:
-            await each.start()
+    workers = [Worker(channel) for channel in channels]
+    async with distributing(listener, channels, {channel.name: os.getpid() for channel in channels}):
+        for worker in workers:
+            await worker.start()
         names = [await ask(listener) for _ in range(6)]
-        for each in workers:
-            await each.stop()
+        for worker in workers:
+            await worker.stop()
     assert sorted(names[:2]) == ["worker-1", "worker-2"]
     assert names == names[:2] * 3
 
 
 async def test_connections_wait_until_a_worker_is_ready(listener: socket.socket, channels: list[WorkerChannel]) -> None:
     worker = Worker(channels[1])
-    async with distributing(listener, channels, {each.name: os.getpid() for each in channels}):
+    async with distributing(listener, channels, {channel.name: os.getpid() for channel in channels}):
         waiting = [asyncio.ensure_future(ask(listener)) for _ in range(5)]
         await asyncio.sleep(0.05)
-        assert not any(each.done() for each in waiting)
+        assert not any(request.done() for request in waiting)
         await worker.start()
         assert await asyncio.gather(*waiting) == ["worker-2"] * 5
         await worker.stop()
@@ -99,7 +99,7 @@ async def test_a_busy_worker_receives_nothing_while_another_is_idle(
 ) -> None:
     busy, idle = channels
     worker = Worker(idle)
-    async with distributing(listener, channels, {each.name: os.getpid() for each in channels}):
+    async with distributing(listener, channels, {channel.name: os.getpid() for channel in channels}):
         # The first worker says that it is ready, and then does not receive.
         _say_ready(busy)
         await worker.start()
@@ -108,8 +108,8 @@ async def test_a_busy_worker_receives_nothing_while_another_is_idle(
             await asyncio.sleep(0.01)
         assert [await ask(listener) for _ in range(6)] == ["worker-2"] * 6
         await worker.stop()
-        for each in asking:
-            each.cancel()
+        for request in asking:
+            request.cancel()
         await asyncio.wait(asking)
 
 

@@ -111,9 +111,9 @@ async def test_few_requests_continue_in_one_pass_of_the_event_loop() -> None:
         ended += 1
 
     waiters: list[asyncio.Future[connections.RawResponse]] = [loop.create_future() for _ in range(100)]
-    for each in waiters:
-        each.add_done_callback(count)
-        responses.add(each, connections.RawResponse(200, CIMultiDict(), []))
+    for waiter in waiters:
+        waiter.add_done_callback(count)
+        responses.add(waiter, connections.RawResponse(200, CIMultiDict(), []))
     per_pass: list[int] = []
     while ended < len(waiters):
         before = ended
@@ -128,10 +128,10 @@ async def test_few_idle_connections_close_in_one_pass_of_the_event_loop() -> Non
         target = connections.parse_target(server.url)
         assert target is not None
         opened = [await pool.connect(target) for _ in range(40)]
-        for each in opened:
-            pool.release(target, each)
+        for connection in opened:
+            pool.release(target, connection)
         before = [len(opened)]
-        while open_ones := sum(each.is_open for each in opened):
+        while open_ones := sum(connection.is_open for connection in opened):
             before.append(open_ones)
             await asyncio.sleep(0)
         closed = [first - second for first, second in itertools.pairwise([*before, 0])]

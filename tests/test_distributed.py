@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from deployed import Deployed, Run, get_nodes, list_instances, run_command, serving, wait_until
+from deployed import Deployed, Run, find_free_port, get_nodes, list_instances, run_command, serving, wait_until
 
 from gymsdk import ServerClient
-
-
-def find_free_port(host: str = "127.0.0.1") -> int:
-    with socket.create_server((host, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 async def has_instances(head: str, *names: str) -> bool:
@@ -26,7 +19,7 @@ async def has_instances(head: str, *names: str) -> bool:
 
 
 async def urls(head: str, name: str) -> list[str]:
-    return [each["url"] for each in (await get_nodes(head))["instances"] if each["name"] == name]
+    return [instance["url"] for instance in (await get_nodes(head))["instances"] if instance["name"] == name]
 
 
 async def is_registered_at(head: str, name: str, *expected: str) -> bool:
@@ -49,7 +42,7 @@ async def test_nodes_with_different_roles_play_rollouts_with_an_agent_of_the_hea
         ]
         await start_node("--role", "head", "--port", port)
         resources, model = await asyncio.gather(*waiting)
-        assert [each.url(name)[:17] for each, name in ((resources, "tool_call"), (model, "policy_model"))] == [
+        assert [node.url(name)[:17] for node, name in ((resources, "tool_call"), (model, "policy_model"))] == [
             "http://127.0.0.2:",
             "http://127.0.0.3:",
         ]
@@ -100,23 +93,14 @@ async def test_of_two_simultaneous_nodes_one_becomes_the_head_and_the_other_join
         both = await asyncio.gather(
             *(stack.enter_async_context(serving(name, *options)) for name in ("tool_call", "math"))
         )
-        assert len({each.head for each in both}) == 1
+        assert len({node.head for node in both}) == 1
         assert await has_instances(both[0].head, "tool_call_simple_agent", "math_simple_agent")
 
 
 async def test_nodes_register_again_after_the_head_is_killed_and_restarted() -> None:
     head = f"http://127.0.0.1:{(port := find_free_port())}"
-    options = (
-        "--role",
-        "resources",
-        "--head",
-        head,
-        "--host",
-        "0.0.0.0",
-        "--insecure",
-        "--advertise-host",
-        "127.0.0.4",
-    )
+    public = ("--host", "0.0.0.0", "--insecure", "--advertise-host", "127.0.0.4")
+    options = ("--role", "resources", "--head", head, *public)
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(serving("--role", "head", "--port", port))
         node = await stack.enter_async_context(serving("tool_call", *options))

@@ -284,7 +284,7 @@ def kinds() -> set[str]:
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1] in FAILURES:
                 given = [word.value for word in call.keywords if word.arg == "kind"]
-                found |= {str(each.value) for one in given for each in ast.walk(one) if isinstance(each, ast.Constant)}
+                found |= {str(node.value) for one in given for node in ast.walk(one) if isinstance(node, ast.Constant)}
     return {kind for kind in found if not kind.startswith("_") and not kind.endswith("_")}
 
 

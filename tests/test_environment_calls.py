@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from servers.app_helpers import app_client, serve_app
 
-from gymsdk import Environment, Unscorable, UsageError, episode_record, jsonl, load, model, play
+from gymsdk import Environment, Unscorable, UsageError, episode_record, jsonl, load, model, play, responses
 from gymsdk import client as client_module
 from gymsdk.episode_record import EpisodeRecord
 from gymsdk.gym import policy as gym_policy
@@ -191,16 +191,6 @@ def write(rollout: Any) -> dict[str, Any]:
     return line
 
 
-async def test_an_episode_in_this_process_has_its_calls_on_its_line(
-    asked: Callable[..., Environment], player: Callable[[int], ScriptedModel]
-) -> None:
-    rollout = await play(asked(), player(7), build_row(7))
-    line = write(rollout)
-    check_record(line, 7)
-    assert write(StoredRollout(line).to_rollout()) == line
-    assert line["gymsdk"]["format"] == 1
-
-
 async def test_an_episode_that_is_played_through_gymnasium_has_its_calls(
     installed: Callable[..., Path], judge: str
 ) -> None:
@@ -222,7 +212,10 @@ async def test_the_calls_of_concurrent_episodes_stay_apart(
     environment = asked()
     rollouts = await asyncio.gather(*(play(environment, player(number), build_row(number)) for number in range(60)))
     for number, rollout in enumerate(rollouts):
-        check_record(write(rollout), number)
+        line = write(rollout)
+        check_record(line, number)
+        assert write(StoredRollout(line).to_rollout()) == line
+        assert line["gymsdk"]["format"] == 1
 
 
 def test_episodes_that_fail_with_one_error_have_their_own_records() -> None:
@@ -320,9 +313,9 @@ async def test_a_verdict_that_is_asked_for_twice_has_its_calls_once_and_none_aft
         await client.post("/seed_session", json=row)
         await client.post("/ask", json={"text": "word-3"})
         output = [
-            {"type": "function_call", "call_id": "1", "name": "ask", "arguments": '{"text": "word-3"}'},
-            {"type": "function_call_output", "call_id": "1", "output": "echo"},
-            build_message("x"),
+            responses.build_function_call("ask", {"text": "word-3"}, "1"),
+            responses.build_function_call_output("1", "echo"),
+            responses.build_message("x"),
         ]
         body = {**row, "response": {"object": "response", "output": output}}
         first, second = [(await client.post("/verify", json=body)).json() for _ in range(2)]

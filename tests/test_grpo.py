@@ -18,18 +18,26 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(find_spec("torch") is None, reason="pip install torch"),
 ]
+NEEDS_TRANSFORMERS = pytest.mark.skipif(find_spec("transformers") is None, reason="pip install transformers")
+NEEDS_VLLM = pytest.mark.skipif(
+    VLLM_PYTHON is None or find_spec("transformers") is None, reason="no vLLM; see tests/tokens/vllm/run"
+)
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "grpo"
+
+
+def install(folder: Path, name: str, source: str) -> None:
+    metadata = folder / f"gym_env_{name}-0.1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: gym-env-{name}\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[gymsdk.environments]\n{name} = gym_env_{name}\n")
+    (folder / f"gym_env_{name}.py").write_text(source)
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, str]:
     """Install the environment of the example for the processes of a test; return their variables."""
-    metadata = tmp_path / "packages" / "gym_env_digits-0.1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: gym-env-digits\nVersion: 0.1.0\n")
-    (metadata / "entry_points.txt").write_text("[gymsdk.environments]\ndigits = gym_env_digits\n")
-    (tmp_path / "packages" / "gym_env_digits.py").symlink_to(EXAMPLE / "environment" / "gym_env_digits.py")
+    install(tmp_path / "packages", "digits", (EXAMPLE / "environment" / "gym_env_digits.py").read_text())
     return os.environ | {"PYTHONPATH": str(tmp_path / "packages"), "PYTHONHASHSEED": "0"}
 
 
@@ -112,22 +120,17 @@ def verify(transcript: Transcript) -> Verdict:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("transformers") is None, reason="pip install transformers")
+@NEEDS_TRANSFORMERS
 def test_an_environment_without_a_solution_and_with_few_tasks_is_played(
     settings: dict[str, str], tmp_path: Path
 ) -> None:
-    packages = tmp_path / "packages"
-    metadata = packages / "gym_env_letters-0.1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: gym-env-letters\nVersion: 0.1.0\n")
-    (metadata / "entry_points.txt").write_text("[gymsdk.environments]\nletters = gym_env_letters\n")
-    (packages / "gym_env_letters.py").write_text(UNSOLVED)
+    install(tmp_path / "packages", "letters", UNSOLVED)
     curve = read_curve(settings, tmp_path, "--steps", "2", "--environment", "letters")
     assert max(line["gap"] for line in curve) < 1e-4
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("transformers") is None, reason="pip install transformers")
+@NEEDS_TRANSFORMERS
 @pytest.mark.parametrize(
     "words",
     [
@@ -160,8 +163,7 @@ def test_a_run_can_be_repeated(settings: dict[str, str], tmp_path: Path) -> None
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(VLLM_PYTHON is None, reason="vLLM is not installed; see tests/tokens/vllm/run")
-@pytest.mark.skipif(find_spec("transformers") is None, reason="pip install transformers")
+@NEEDS_VLLM
 @pytest.mark.parametrize("environment", ["digits", "tool_call"])
 def test_the_policy_learns_with_vllm(environment: str, settings: dict[str, str], tmp_path: Path) -> None:
     options = ("--vllm-python", str(VLLM_PYTHON), "--environment", environment)
@@ -171,8 +173,7 @@ def test_the_policy_learns_with_vllm(environment: str, settings: dict[str, str],
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(VLLM_PYTHON is None, reason="vLLM is not installed; see tests/tokens/vllm/run")
-@pytest.mark.skipif(find_spec("transformers") is None, reason="pip install transformers")
+@NEEDS_VLLM
 def test_a_policy_with_tools_that_does_not_learn_stays_where_it_is(settings: dict[str, str], tmp_path: Path) -> None:
     options = ("--vllm-python", str(VLLM_PYTHON), "--environment", "tool_call")
     curve = read_curve(settings, tmp_path, "--steps", "10", "--frozen", *options)
@@ -180,8 +181,7 @@ def test_a_policy_with_tools_that_does_not_learn_stays_where_it_is(settings: dic
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(VLLM_PYTHON is None, reason="vLLM is not installed; see tests/tokens/vllm/run")
-@pytest.mark.skipif(find_spec("transformers") is None, reason="pip install transformers")
+@NEEDS_VLLM
 def test_weights_that_vllm_does_not_get_are_noticed(settings: dict[str, str]) -> None:
     trained = train(settings, "--steps", "3", "--without-sync", "--vllm-python", str(VLLM_PYTHON))
     assert trained.returncode == 1

@@ -131,7 +131,7 @@ def test_a_recursive_value_is_rejected() -> None:
 
 @pytest.mark.parametrize("place", ["before", "after", "inside"])
 def test_a_large_integer_beside_long_lists_of_token_ids_is_exact(place: str) -> None:
-    logprobs = [-0.1234567890123456789 / (each + 1) for each in range(3000)]
+    logprobs = [-0.1234567890123456789 / (number + 1) for number in range(3000)]
     item: dict[str, object] = {"generation_token_ids": [*range(3000)], "generation_log_probs": logprobs}
     if place == "inside":
         item["metadata"] = [{"answer": 10**30}]

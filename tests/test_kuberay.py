@@ -21,15 +21,15 @@ def get_ray_containers() -> list[dict[str, Any]]:
 
 
 def get_option(name: str) -> str:
-    [value] = [each.removeprefix(f"--{name}=") for each in SERVER["args"] if each.startswith(f"--{name}=")]
+    [value] = [argument.removeprefix(f"--{name}=") for argument in SERVER["args"] if argument.startswith(f"--{name}=")]
     return value
 
 
 def test_the_servers_join_the_cluster_with_its_token() -> None:
     assert {container["image"] for container in [SERVER, *get_ray_containers()]} == {"gymsdk-ray:1"}
-    port = next(each["containerPort"] for each in get_ray_containers()[0]["ports"] if each["name"] == "gcs-server")
+    port = next(port["containerPort"] for port in get_ray_containers()[0]["ports"] if port["name"] == "gcs-server")
     assert get_option("ray-address") == f"{CLUSTER['metadata']['name']}-head-svc:{port}"
-    variables = {each["name"]: each for each in SERVER["env"]}
+    variables = {variable["name"]: variable for variable in SERVER["env"]}
     assert variables["RAY_AUTH_MODE"]["value"] == CLUSTER["spec"]["authOptions"]["mode"]
     reference = variables["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]
     assert reference == {"name": CLUSTER["spec"]["authOptions"]["secretName"], "key": "auth_token"}
@@ -45,9 +45,9 @@ def test_the_replicas_and_their_gradings_fit_on_the_workers() -> None:
 
 
 def test_the_service_reaches_every_port() -> None:
-    named = {each["name"]: each["containerPort"] for each in SERVER["ports"]}
-    assert {each["targetPort"]: each["port"] for each in SERVICE["spec"]["ports"]} == named
-    flags = [each.rpartition("=")[2] for each in SERVER["args"] if each.startswith(("--port=", "--server-port="))]
+    named = {port["name"]: port["containerPort"] for port in SERVER["ports"]}
+    assert {port["targetPort"]: port["port"] for port in SERVICE["spec"]["ports"]} == named
+    flags = [flag.rpartition("=")[2] for flag in SERVER["args"] if flag.startswith(("--port=", "--server-port="))]
     assert sorted(map(int, flags)) == sorted(named.values())
     assert SERVICE["spec"]["selector"] == DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
 
@@ -56,7 +56,7 @@ def test_the_command_has_only_options_that_exist() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "gymsdk", "serve", "--help"], capture_output=True, text=True, check=True
     ).stdout
-    for each in SERVER["args"]:
-        assert f"{each.partition('=')[0]} " in shown
+    for argument in SERVER["args"]:
+        assert f"{argument.partition('=')[0]} " in shown
     mount = SERVER["volumeMounts"][0]["mountPath"]
     assert get_option("token-file") == f"{mount}/token"

@@ -169,8 +169,8 @@ async def test_cancelled_episodes_do_not_count_any_more() -> None:
         ends = collect(jobs, play_forever, concurrency=20)
         first = asyncio.ensure_future(anext(ends))
         await asyncio.sleep(0.05)
-        for each in (*requests, first):
-            each.cancel()
+        for request in (*requests, first):
+            request.cancel()
         await asyncio.wait([*requests, first])
         await ends.aclose()
         check_that_none_counts()

@@ -42,7 +42,7 @@ def rollouts(tasks: list[list[float]], answers: list[list[str | None]] | None = 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=8))
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_answer(rewards):
     subsets = [list(combinations(rewards, k)) for k in range(1, len(rewards) + 1)]
-    assert compute_pass_curve(rewards) == pytest.approx([statistics.fmean(map(max, each)) for each in subsets])
+    assert compute_pass_curve(rewards) == pytest.approx([statistics.fmean(map(max, subset)) for subset in subsets])
 
 
 def test_pass_at_k_of_graded_rewards_is_the_best_of_the_first_k():
@@ -112,7 +112,7 @@ def test_a_vote_is_the_mean_score_of_the_rollouts_with_the_most_frequent_answer(
             if answer is not None:
                 scores.setdefault(answer, []).append(score)
         longest = max(map(len, scores.values()), default=0)
-        means = [statistics.fmean(each) for each in scores.values() if len(each) == longest]
+        means = [statistics.fmean(voted) for voted in scores.values() if len(voted) == longest]
         assert found == pytest.approx(statistics.fmean(means) if means else 0.0)
 
 
@@ -161,7 +161,7 @@ def test_field_statistics_exclude_missing_and_non_finite_values():
         ScoredRollout(1, 0, 0.0, {"tokens": 10}),
     ]
     figures = summarize_fields(found)
-    assert [figures[f"{each}/tokens"] for each in ("mean", "max", "min", "median")] == [6, 10, 3, 5]
+    assert [figures[f"{statistic}/tokens"] for statistic in ("mean", "max", "min", "median")] == [6, 10, 3, 5]
     assert figures["std/tokens"] == pytest.approx(math.sqrt(13))
     assert not [name for name in figures if name.endswith("/loss")]
 

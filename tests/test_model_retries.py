@@ -78,7 +78,7 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[DeadEngine]:
 
 
 def build_options(*engines: DeadEngine) -> list[object]:
-    return ["--model", "endpoint/m", "--base-url", ",".join(each.url for each in engines)]
+    return ["--model", "endpoint/m", "--base-url", ",".join(engine.url for engine in engines)]
 
 
 async def roll_out(folder: Path, *options: object) -> None:
@@ -101,13 +101,6 @@ async def test_a_call_in_this_process_sends_one_request_and_its_retries(engine: 
 async def test_a_run_in_this_process_repeats_a_call_in_each_attempt_only(engine: DeadEngine, tmp_path: Path) -> None:
     await roll_out(tmp_path / "run", *build_options(engine))
     assert engine.posts == ATTEMPTS * REQUESTS_OF_A_CALL
-
-
-async def test_an_agent_sends_no_requests_of_its_own(engine: DeadEngine) -> None:
-    row = next(load("math").tasks("validation")).row()
-    async with serving("math", "--port", 0, *build_options(engine)) as deployment:
-        await client.post(deployment.url("math_simple_agent") + "/run", row, retry=client.NO_RETRY)
-    assert engine.posts == REQUESTS_OF_A_CALL
 
 
 async def test_servers_between_a_run_and_the_engine_send_no_requests_of_their_own(

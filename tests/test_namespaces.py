@@ -44,7 +44,8 @@ async def test_a_node_without_network_is_removed_in_15_seconds_and_returns_with_
         return code, json.loads(output)
 
     async def get_hosts(name: str) -> list[str]:
-        return sorted(each["url"].rpartition(":")[0] for each in (await status())[1]["servers"] if each["name"] == name)
+        servers = (await status())[1]["servers"]
+        return sorted(server["url"].rpartition(":")[0] for server in servers if server["name"] == name)
 
     async def is_registered_at(*expected: int) -> bool:
         return await get_hosts("math") == [f"http://10.77.0.{number}" for number in expected]

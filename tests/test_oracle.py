@@ -130,7 +130,8 @@ def doors(doors_module: ModuleType) -> Environment:
 @pytest.fixture
 def open_with() -> Opening:
     def make(*environments: Environment, **options: Any) -> AbstractAsyncContextManager[Oracle]:
-        return open_oracle({each.name: each for each in environments}, gymsdk.model("scripted/oracle"), **options)
+        named = {environment.name: environment for environment in environments}
+        return open_oracle(named, gymsdk.model("scripted/oracle"), **options)
 
     return make
 
@@ -160,7 +161,7 @@ async def test_a_conversation_gets_the_recorded_answer_of_its_row(
     tasks = [task for task, _ in zip(sums.tasks("test"), range(20), strict=False)]
     async with open_with(sums) as oracle:
         answers = await asyncio.gather(*(oracle.respond({"input": task.input}) for task in tasks))
-    assert [text_of(each) for each in answers] == [str(task.row()["answer"]) for task in tasks]
+    assert [text_of(answer) for answer in answers] == [str(task.row()["answer"]) for task in tasks]
     assert answers[0]["usage"]["output_tokens"] == len(text_of(answers[0]))
 
 
@@ -176,15 +177,17 @@ async def test_rows_with_equal_openings_are_distinguished_by_tool_outputs(
             await oracle.respond(follow_up(first, output, f"door {secret}", code))
             for secret, code in (("4", code_of(oracle, "4")), ("24", code_of(oracle, "24")))
         ]
-    assert [text_of(each).split()[0] for each in found] == ["4", "24"]
+    assert [text_of(answer).split()[0] for answer in found] == ["4", "24"]
 
 
 def code_of(oracle: Oracle, secret: str) -> str:
     """Return the recorded code of the door with this *secret*."""
-    alike = [each for kept in oracle._recorder.found._by_first_digest.values() for each in kept]
-    [answer] = [
-        text for each in alike if (text := extract_text(each.get_turn(1)[0]["content"])).startswith(f"{secret} ")
-    ]
+    for recordings in oracle._recorder.found._by_first_digest.values():
+        texts = [extract_text(recording.get_turn(1)[0]["content"]) for recording in recordings]
+        answers = [text for text in texts if text.startswith(f"{secret} ")]
+        if answers:
+            break
+    [answer] = answers
     return answer.split()[1]
 
 

@@ -96,7 +96,7 @@ def metadata(wheel: Path) -> Message:
 
 def read(wheel: Path, name: str) -> str:
     with zipfile.ZipFile(wheel) as archive:
-        (path,) = (each for each in archive.namelist() if each.endswith(f".dist-info/{name}"))
+        (path,) = (key for key in archive.namelist() if key.endswith(f".dist-info/{name}"))
         return archive.read(path).decode()
 
 

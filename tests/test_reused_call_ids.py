@@ -51,7 +51,7 @@ def test_each_call_of_a_transcript_has_its_own_id_and_output(turns: list[list[st
         items += [call(call_id) for call_id in turn]
         items += [output(call_id, f"output {next(numbers)}") for call_id in turn]
     transcript = Transcript(items=items)
-    call_ids = [each.call_id for each in transcript.calls()]
+    call_ids = [call.call_id for call in transcript.calls()]
     assert len(set(call_ids)) == len(call_ids)
     assert call_ids[0] == turns[0][0]
     expected = [f"output {number}" for number in range(len(call_ids))]
@@ -78,8 +78,8 @@ def step(state: Notes, action: Action) -> Step:
 
 def verify(state: Notes, transcript: Transcript) -> Verdict:
     calls = transcript.calls()
-    is_right = all(transcript.output(each.call_id) == f"looked up {each.arguments}" for each in calls)
-    return Verdict(reward=float(is_right and state.by_call == {each.call_id: each.arguments for each in calls}))
+    is_right = all(transcript.output(call.call_id) == f"looked up {call.arguments}" for call in calls)
+    return Verdict(reward=float(is_right and state.by_call == {call.call_id: call.arguments for call in calls}))
 
 
 async def test_an_engine_with_one_id_gets_its_ids_back_and_the_environment_sees_unique_ones() -> None:
@@ -92,7 +92,7 @@ async def test_an_engine_with_one_id_gets_its_ids_back_and_the_environment_sees_
         functions = [{"name": "look_up", "arguments": json.dumps({"number": 2 * turn + place})} for place in (0, 1)]
         message: Item = {"role": "assistant", "content": "Done." if turn == 2 else None}
         if turn < 2:
-            message["tool_calls"] = [{"id": "a", "type": "function", "function": each} for each in functions]
+            message["tool_calls"] = [{"id": "a", "type": "function", "function": function} for function in functions]
         return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
     def look_up(number: int) -> str:
@@ -110,7 +110,7 @@ async def test_an_engine_with_one_id_gets_its_ids_back_and_the_environment_sees_
     assert histories[-1] == ["a"] * 4
     trajectory = build_trajectory(rollout, task_id="t", rollout_id="t-0")
     assert trajectory is not None
-    assert [each["output"] for each in trajectory["tool_calls"]] == [
+    assert [call["output"] for call in trajectory["tool_calls"]] == [
         f'looked up {{"number": {number}}}' for number in range(4)
     ]
 
@@ -167,7 +167,7 @@ def test_tables_counts_and_views_are_those_of_unique_ids(
         rows = [json.loads(line) for line in (tmp_path / folder.name).read_text().splitlines()]
         names.append([[message.get("name") for message in row["messages"]] for row in rows])
     assert names[0] == names[1]
-    assert any(len(set(each)) > 2 for each in names[0])
+    assert any(len(set(name)) > 2 for name in names[0])
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

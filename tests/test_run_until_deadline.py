@@ -79,4 +79,4 @@ def test_an_exception_that_ends_the_process_in_the_first_step_leaves_no_task_tha
 
     with asyncio.Runner() as runner:
         outcomes = runner.run(start())
-    assert not [each for each in outcomes if isinstance(each, RuntimeError)]
+    assert not [outcome for outcome in outcomes if isinstance(outcome, RuntimeError)]

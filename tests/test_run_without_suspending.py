@@ -33,7 +33,7 @@ async def _iterate() -> list[int]:
     async def count():
         yield 1
 
-    return [each async for each in count()]
+    return [value async for value in count()]
 
 
 async def _enter() -> None:

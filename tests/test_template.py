@@ -80,6 +80,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Project], None]]
             del sys.modules[module]
 
 
+PYTEST = ("-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error")
 KINDS = ["single-turn", "tools"]
 QUICK = [("single-turn", True), ("tools", False)]
 COMBINATIONS = [
@@ -90,35 +91,20 @@ COMBINATIONS = [
 
 
 @pytest.mark.parametrize(("kind", "judge"), COMBINATIONS)
-def test_a_new_environment_passes_its_own_tests(make: Make, kind: str, judge: bool) -> None:
-    output = make("maze", kind=kind, judge=judge).run(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error"
-    )
-    assert " passed" in output
-
-
-@pytest.mark.parametrize(("kind", "judge"), COMBINATIONS)
-def test_gymsdk_check_finds_nothing_wrong_with_it(make: Make, kind: str, judge: bool) -> None:
-    report = json.loads(make("maze", kind=kind, judge=judge).run("-m", "gymsdk", "check", "maze", "--json"))
+def test_a_new_environment_passes_its_tests_checks_and_linters_and_its_oracle_gets_the_full_reward(
+    make: Make, kind: str, judge: bool
+) -> None:
+    project = make("maze", kind=kind, judge=judge)
+    assert " passed" in project.run("-m", "pytest", "-q", *PYTEST)
+    report = json.loads(project.run("-m", "gymsdk", "check", "maze", "--json"))
     assert len(report["results"]) > 20
     assert {result["status"] for result in report["results"]} <= {"passed", "skipped"}
-
-
-@pytest.mark.parametrize(("kind", "judge"), COMBINATIONS)
-def test_its_oracle_always_gets_the_full_reward(make: Make, kind: str, judge: bool) -> None:
-    project = make("maze", kind=kind, judge=judge)
     for split in ("train", "validation"):
-        project.run(
-            "-m", "gymsdk", "rollout", "maze", "--split", split, "--model", "scripted/oracle", "--output", split
-        )
+        options = ("--split", split, "--model", "scripted/oracle", "--output", split)
+        project.run("-m", "gymsdk", "rollout", "maze", *options)
         (figures,) = json.loads((project.folder / split / "metrics.json").read_text())
         assert set(figures["outcomes"]) == {"scored"}
         assert figures["agent_metrics"]["mean/reward"] == 1.0
-
-
-@pytest.mark.parametrize(("kind", "judge"), COMBINATIONS)
-def test_it_passes_the_formatter_and_the_linter(make: Make, kind: str, judge: bool) -> None:
-    project = make("maze", kind=kind, judge=judge)
     project.run("-m", "ruff", "format", "--check", "--no-cache", ".")
     project.run("-m", "ruff", "check", "--no-cache", "--extend-select", "I,B,UP,RUF,SIM,PT,ARG001,E501", ".")
 

@@ -22,7 +22,7 @@ MATH = ["math", "math_simple_agent", "math_environment_server"]
 
 
 def names(blocks: tuple[ServerConfig, ...]) -> list[str]:
-    return [each.name for each in blocks]
+    return [block.name for block in blocks]
 
 
 def service(name: str, kind: str, **refers: str) -> Service:
@@ -56,7 +56,7 @@ def test_a_configured_agent_replaces_the_default_agent_and_keeps_its_references(
 def test_agents_without_a_model_use_the_only_model() -> None:
     big = plan.build_model_server(PLAYER).model_copy(update={"name": "big"})
     found = plan.complete_servers(Deployment(servers=(big,)), plan.build_resources_server("math"))
-    assert next(each for each in found if each.name == "math_simple_agent").refers["model_server"] == "big"
+    assert next(block for block in found if block.name == "math_simple_agent").refers["model_server"] == "big"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_missing_servers_are_the_agent_and_environment_server_of_each_environmen
     there = [service("math", "resources_servers"), service("big", "responses_api_models")]
     found = plan.find_missing_servers(there)
     assert names(found) == MATH[1:]
-    assert {each.refers["model_server"] for each in found} == {"big"}
+    assert {block.refers["model_server"] for block in found} == {"big"}
 
 
 def test_servers_with_another_agent_and_expected_servers_are_not_missing() -> None:

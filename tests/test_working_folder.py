@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from hostile_folder import HostileFolder, build_hostile_folder, find_script, get_variables, list_module_names
+from programs.counting import write_counting
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -55,7 +56,7 @@ def test_the_modules_of_the_folder_record_their_import(folder: HostileFolder) ->
         pytest.param([*PLAY, "--ray-address", "local", "--offload", "ray"], marks=pytest.mark.ray),
         pytest.param([*PLAY, "--ray-address", "local", "--replicas", "1"], marks=pytest.mark.ray),
     ],
-    ids=lambda arguments: " ".join(each for each in arguments if each not in PLAY[1:]),
+    ids=lambda arguments: " ".join(word for word in arguments if word not in PLAY[1:]),
 )
 def test_a_command_imports_nothing_from_the_folder(
     folder: HostileFolder, command: tuple[str, ...], arguments: list[str]
@@ -71,7 +72,7 @@ def test_a_command_imports_nothing_from_the_folder(
     assert "evil" not in done.stdout
     if "--output" in arguments:
         lines = (folder.path / "run" / "rollouts.jsonl").read_text().splitlines()
-        assert [json.loads(each)["reward"] for each in lines] == [1.0, 1.0]
+        assert [json.loads(line)["reward"] for line in lines] == [1.0, 1.0]
 
 
 @contextmanager
@@ -108,28 +109,14 @@ def play(folder: HostileFolder, head: str, *arguments: str) -> list[float]:
     done = folder.run(*CONSOLE_SCRIPT, *command)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (folder.path / "remote" / "rollouts.jsonl").read_text().splitlines()
-    return sorted(json.loads(each)["reward"] for each in lines)
+    return sorted(json.loads(line)["reward"] for line in lines)
 
 
-@pytest.mark.parametrize("command", [CONSOLE_SCRIPT, SAFE_MODULE], ids=["gymsdk", "python -P -m gymsdk"])
 @pytest.mark.parametrize("options", ["", "--workers 2", "--separate"])
-def test_servers_import_nothing_from_the_folder(folder: HostileFolder, command: tuple[str, ...], options: str) -> None:
+def test_servers_import_nothing_from_the_folder(folder: HostileFolder, options: str) -> None:
     arguments = ("serve", "math", *ORACLE, "--port", "0", "--json", *options.split())
-    with serving(folder, *command, *arguments) as ready:
+    with serving(folder, *CONSOLE_SCRIPT, *arguments) as ready:
         assert play(folder, ready["head"], "math", "--limit", "2") == [1.0, 1.0]
-    assert folder.list_imported() == []
-
-
-def test_the_viewer_imports_nothing_from_the_folder(folder: HostileFolder) -> None:
-    assert folder.run(*CONSOLE_SCRIPT, *PLAY).returncode == 0
-    command = [*CONSOLE_SCRIPT, "view", "run", "--no-browser"]
-    viewer = subprocess.Popen(command, cwd=folder.path, env=get_variables(), stdout=subprocess.PIPE, text=True)
-    try:
-        assert viewer.stdout is not None
-        assert "http://127.0.0.1" in viewer.stdout.readline()
-    finally:
-        viewer.terminate()
-        viewer.communicate(timeout=30)
     assert folder.list_imported() == []
 
 
@@ -170,38 +157,15 @@ def counting(tmp_path: Path) -> Path:
         "import sibling\nassert sibling.UNIT == own['unit']\nassert os.path.dirname(sibling.__file__) == os.getcwd()\n"
     )
     (server / "app.py").write_text(app.replace("app = FastAPI()\n", f"{check}app = FastAPI()\n"))
-    turns = [{"calls": [{"name": "add", "arguments": {"amount": each}}]} for each in (1, 2)]
-    (tmp_path / "script.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in [*turns, {"text": "three"}]))
-    tool = {
-        "type": "function",
-        "name": "add",
-        "parameters": {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]},
-    }
-    row = {
-        "responses_create_params": {"input": "Count to three.", "tools": [tool]},
-        "agent_ref": {"name": "counter_simple_agent"},
-        "total": 3,
-    }
-    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n")
-    config = tmp_path / "counting.yaml"
-    config.write_text(
-        f"""
-        counter:
-          resources_servers:
-            counting: {{entrypoint: {server}/app.py, domain: agent, unit: apples, python: {sys.executable}}}
-        policy_model:
-          responses_api_models:
-            gymsdk_model: {{model: "scripted/script:{tmp_path}/script.jsonl"}}
-        """
-    )
-    return config
+    write_counting(tmp_path, tmp_path / "counting.yaml", f"{server}/app.py")
+    return tmp_path / "counting.yaml"
 
 
 @pytest.mark.parametrize("options", ["", "--separate"])
 def test_a_program_imports_from_its_own_folder_only(folder: HostileFolder, counting: Path, options: str) -> None:
     arguments = ("serve", "--config", str(counting), "--ray-address", "none", "--port", "0", "--json", *options.split())
     with serving(folder, *CONSOLE_SCRIPT, *arguments) as ready:
-        assert play(folder, ready["head"], "--tasks", str(counting.with_name("rows.jsonl"))) == [1.0]
+        assert play(folder, ready["head"], "--tasks", str(counting.with_name("rows.jsonl"))) == [0.0, 1.0]
     assert folder.list_imported() == []
 
 
@@ -210,7 +174,7 @@ def test_a_program_in_the_folder_of_gymsdk_imports_the_modules_beside_it(tmp_pat
     with serving(
         folder, *CONSOLE_SCRIPT, "serve", "--config", str(counting), "--ray-address", "none", "--port", "0", "--json"
     ) as ready:
-        assert play(folder, ready["head"], "--tasks", str(counting.with_name("rows.jsonl"))) == [1.0]
+        assert play(folder, ready["head"], "--tasks", str(counting.with_name("rows.jsonl"))) == [0.0, 1.0]
 
 
 WHEEL = "library-1.0-py3-none-any.whl"
@@ -248,36 +212,6 @@ def test_requirements_are_installed_without_the_folder(
     assert folder.list_imported() == []
     done = subprocess.run([python, "-I", "-c", "import library"], capture_output=True, text=True, check=True)
     assert done.stdout == "the program\n"
-
-
-TRAINER = """
-import json, os
-from omegaconf import DictConfig
-from nemo_gym.cli import GlobalConfigDictParserConfig, RunHelper
-
-config = {
-    "config_paths": ["resources_servers/tool_call/configs/tool_call.yaml"],
-    "policy_model": {"responses_api_models": {"gymsdk_model": {"model": "scripted/oracle"}}},
-    "default_host": "127.0.0.1",
-    "ray_head_node_address": "none",
-}
-helper = RunHelper()
-helper.start(
-    global_config_dict_parser_config=GlobalConfigDictParserConfig(
-        dotenv_path="/nonexistent/env.yaml", initial_global_config_dict=DictConfig(config), skip_load_from_cli=True
-    )
-)
-print(json.dumps("started"))
-helper.shutdown()
-"""
-
-
-def test_the_servers_of_a_trainer_import_nothing_from_the_folder(folder: HostileFolder, tmp_path: Path) -> None:
-    pytest.importorskip("nemo_gym")
-    (tmp_path / "train.py").write_text(TRAINER)
-    done = folder.run(sys.executable, str(tmp_path / "train.py"))
-    assert folder.list_imported() == []
-    assert (done.returncode, done.stdout.strip()) == (0, '"started"'), done.stdout + done.stderr
 
 
 def test_ng_run_imports_nothing_from_the_folder(folder: HostileFolder, counting: Path) -> None:

@@ -97,7 +97,7 @@ def collector() -> Iterator[Collector]:
 
 
 def to_dict(attributes: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
+    return {attribute.key: getattr(attribute.value, attribute.value.WhichOneof("value")) for attribute in attributes}
 
 
 def group_traces(collector: Collector) -> dict[bytes, list[Any]]:
@@ -112,7 +112,7 @@ def test_each_rollout_is_a_trace_with_its_turns_and_tool_calls(
 ) -> None:
     out, _ = run_gymsdk("export", run, "otel", cwd=tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint)
     assert out == f"run: {len(lines)} rollouts; {len(collector.spans)} spans to {collector.endpoint}\n"
-    assert {each["service.name"] for each in collector.resources} == {"gymsdk"}
+    assert {resource["service.name"] for resource in collector.resources} == {"gymsdk"}
     traces = group_traces(collector)
     assert len(traces) == len(lines)
     expected = Counter(
@@ -149,11 +149,6 @@ def test_each_rollout_is_a_trace_with_its_turns_and_tool_calls(
     starts = [span.start_time_unix_nano for span in collector.spans if not span.parent_span_id]
     assert min(starts) == pytest.approx(min(line["gymsdk"]["timing"]["started"] for line in lines) * 1e9, rel=1e-12)
 
-
-def test_a_reward_is_an_event_of_its_trace(
-    run: Path, lines: list[dict[str, Any]], collector: Collector, tmp_path: Path
-) -> None:
-    run_gymsdk("export", run, "otel", cwd=tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint)
     roots = {span.span_id: span.trace_id for span in collector.spans if not span.parent_span_id}
     assert {event.event_name for event in collector.events} == {"gen_ai.evaluation.result"}
     assert all(roots[event.span_id] == event.trace_id for event in collector.events)
@@ -171,11 +166,11 @@ def test_texts_are_sent_on_demand_only_and_identifiers_stay(run: Path, collector
     first = {(span.trace_id, span.span_id) for span in collector.spans}
     assert len(first) == len(collector.spans)
     texts = ("messages", "arguments", "result")
-    assert not [each.key for span in collector.spans for each in span.attributes if each.key.endswith(texts)]
+    assert not [field.key for span in collector.spans for field in span.attributes if field.key.endswith(texts)]
     collector.spans.clear()
     run_gymsdk("export", run, "otel", "--content", cwd=tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint)
     assert {(span.trace_id, span.span_id) for span in collector.spans} == first
-    keys = Counter(each.key for span in collector.spans for each in span.attributes if each.key.endswith(texts))
+    keys = Counter(field.key for span in collector.spans for field in span.attributes if field.key.endswith(texts))
     names = Counter(to_dict(span.attributes)["gen_ai.operation.name"] for span in collector.spans)
     assert keys["gen_ai.input.messages"] == names["invoke_agent"]
     assert keys["gen_ai.output.messages"] == names["chat"]
@@ -246,15 +241,15 @@ def test_wandb_gets_settings_curves_summary_table_and_files(
     [folder] = (tmp_path / "wandb").glob("offline-run-*")
     [file] = folder.glob("run-*.wandb")
     records = list(read_wandb(file))
-    [start] = [each.run for each in records if each.HasField("run")]
-    config = {each.key: orjson.loads(each.value_json) for each in start.config.update}
+    [start] = [record.run for record in records if record.HasField("run")]
+    config = {setting.key: orjson.loads(setting.value_json) for setting in start.config.update}
     assert (start.project, start.display_name) == ("tests", "run")
     assert set(start.tags) == {"multineedle", "tool_call"}
     assert config["model"] == "scripted/oracle:0.6"
     points = [
-        {"/".join(item.nested_key) or item.key: orjson.loads(item.value_json) for item in each.history.item}
-        for each in records
-        if each.HasField("history")
+        {"/".join(item.nested_key) or item.key: orjson.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.HasField("history")
     ]
     curve = [point for point in points if "mean/reward" in point]
     assert [point["rollouts"] for point in curve] == list(range(1, len(lines) + 1))
@@ -268,7 +263,7 @@ def test_wandb_gets_settings_curves_summary_table_and_files(
     assert rewards == [line["reward"] for line in lines]
     conversations = [row[rows["columns"].index("conversation")] for row in rows["data"]]
     assert all(conversations)
-    artifacts = {each.artifact.type: each.artifact for each in records if each.HasField("artifact")}
+    artifacts = {record.artifact.type: record.artifact for record in records if record.HasField("artifact")}
     names = {entry.path for entry in artifacts["run"].manifest.contents}
     assert names == {path.name for path in run.iterdir() if path.suffix in {".json", ".jsonl"}}
 
@@ -277,7 +272,7 @@ def test_wandb_gets_no_texts_without_content(run: Path, tmp_path: Path) -> None:
     run_gymsdk("export", run, "wandb", "--no-content", cwd=tmp_path, WANDB_MODE="offline")
     [folder] = (tmp_path / "wandb").glob("offline-run-*")
     [file] = folder.glob("run-*.wandb")
-    assert {each.artifact.type for each in read_wandb(file) if each.HasField("artifact")} == {"run_table"}
+    assert {record.artifact.type for record in read_wandb(file) if record.HasField("artifact")} == {"run_table"}
     [table] = folder.glob("files/media/table/*.json")
     assert b"conversation" not in table.read_bytes()
 
@@ -303,7 +298,7 @@ def test_mlflow_gets_parameters_curves_and_files_once(run: Path, lines: list[dic
         assert curve[-1].value == pytest.approx(mean)
         rewards = [line["reward"] for line in lines if line["gymsdk"]["environment"] == "tool_call"]
         assert found.data.metrics["tool_call/mean/reward"] == pytest.approx(sum(rewards) / len(rewards))
-        names = {each.path for each in client.list_artifacts(found.info.run_id)}
+        names = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
         assert names == {path.name for path in run.iterdir() if path.suffix in {".json", ".jsonl"}}
     finally:
         client._tracking_client.store.engine.dispose()

@@ -34,14 +34,14 @@ def policy_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         workspace.serve(command.format("math")) as math,
     ):
         servers = {"tool_call": tool_call, "multineedle": multineedle, "math": math}
-        yield {name: each.url("policy") for name, each in servers.items()}
+        yield {name: entry.url("policy") for name, entry in servers.items()}
 
 
 @pytest.fixture
 def checkout(released: Path, policy_urls: dict[str, str], tmp_path: Path) -> Workspace:
     """Return a folder with the files of the released version, configured for the policy of `tool_call`."""
-    for each in released.iterdir():
-        (tmp_path / each.name).symlink_to(each)
+    for path in released.iterdir():
+        (tmp_path / path.name).symlink_to(path)
     return set_policy(Workspace(tmp_path), policy_urls["tool_call"])
 
 
@@ -68,7 +68,7 @@ def test_the_quick_start_works_with_the_files_of_the_checkout(checkout: Workspac
         served = fetch_config(checkout.head)
     assert completed.code == 0, completed.err
     lines = (checkout.folder / "out" / "out.jsonl").read_text().splitlines()
-    assert [json.loads(each)["reward"] for each in lines] == [1.0, 1.0]
+    assert [json.loads(line)["reward"] for line in lines] == [1.0, 1.0]
     # The built-in configuration of this name has no environment server. The file of 0.7 has an environment server.
     if (checkout.folder / "environment_servers").is_dir():
         assert "example_single_tool_call_environment_server" in served

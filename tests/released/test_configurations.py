@@ -83,7 +83,7 @@ def iterate_servers(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for block in settings.values():
         for kind in SERVER_KINDS:
             if isinstance(block, dict) and isinstance(block.get(kind), dict):
-                yield from ((kind, each) for each in block[kind] if each != "_delete_key")
+                yield from ((kind, name) for name in block[kind] if name != "_delete_key")
 
 
 def is_implemented(kind: str, implementation: str) -> bool:
@@ -96,9 +96,9 @@ def fill_placeholders(settings: object, key: str = "", kind: str = "") -> Any:
     if isinstance(settings, dict):
         reference_kind = str(settings.get("type", ""))
         return {
-            each: value
-            for each, below in settings.items()
-            if (value := fill_placeholders(below, each, reference_kind)) is not None
+            entry: value
+            for entry, below in settings.items()
+            if (value := fill_placeholders(below, entry, reference_kind)) is not None
         } or None
     if settings != "???":
         return None
@@ -107,8 +107,8 @@ def fill_placeholders(settings: object, key: str = "", kind: str = "") -> Any:
 
 def iterate_texts(settings: object) -> Iterator[str]:
     if isinstance(settings, (dict, list)):
-        for each in settings.values() if isinstance(settings, dict) else settings:
-            yield from iterate_texts(each)
+        for key in settings.values() if isinstance(settings, dict) else settings:
+            yield from iterate_texts(key)
     elif isinstance(settings, str):
         yield settings
 
@@ -150,7 +150,7 @@ def test_every_configuration_of_a_release_loads_if_gymsdk_has_its_servers(
         used_servers = {*iterate_servers(read_with_includes(path, released))}
         if not used_servers or path.name == "supplied.yaml":
             continue
-        in_scope = all(is_implemented(*each) for each in used_servers)
+        in_scope = all(is_implemented(*server) for server in used_servers)
         lines = find_errors(path, released, monkeypatch)
         if bad := [line for line in lines if (not UNSUPPORTED.search(line) if in_scope else KEY.search(line))]:
             unexpected[str(path)] = bad

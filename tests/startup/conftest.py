@@ -73,9 +73,9 @@ def installed(kind: str, folder: Path) -> Interpreter:
     home = folder / kind
     venv.create(home, symlinks=True)
     made = Interpreter(home)
-    for each in Path(sysconfig.get_path("purelib")).iterdir():
-        if not each.name.startswith(OURS) and each.suffix != ".pth":
-            (made.site / each.name).symlink_to(each)
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(OURS) and path.suffix != ".pth":
+            (made.site / path.name).symlink_to(path)
     lay(kind, folder, made.site)
     environment(made.site, "alpha")
     environment(made.site, "gone", module="nowhere_to_be_found")

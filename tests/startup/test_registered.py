@@ -21,12 +21,6 @@ def test_every_kind_of_installation_registers_the_environments(kind: str, interp
     assert interpreters[kind].says(KNOWN) == ALL
 
 
-@pytest.mark.slow
-def test_the_registry_shows_them(interpreter: Interpreter) -> None:
-    shown = interpreter.says("import gymnasium; gymnasium.pprint_registry()")
-    assert "===== nemo =====\nnemo/alpha" in shown
-
-
 def test_a_spec_has_the_entry_point_of_the_environment(interpreter: Interpreter) -> None:
     spec = json.loads(interpreter.says("import gymnasium; print(gymnasium.spec('nemo/alpha').to_json())"))
     assert spec["entry_point"] == "gymsdk.gym:Env"
@@ -36,14 +30,10 @@ def test_a_spec_has_the_entry_point_of_the_environment(interpreter: Interpreter)
     assert spec["disable_env_checker"]
 
 
-def test_a_spec_survives_the_json_round_trip(interpreter: Interpreter) -> None:
-    again = "spec = gymnasium.spec('nemo/alpha'); print(type(spec).from_json(spec.to_json()) == spec)"
-    assert interpreter.says(f"import gymnasium; {again}") == "True"
-
-
 def test_a_misspelled_name_raises_the_error_of_gymnasium(interpreter: Interpreter) -> None:
-    ran = interpreter.run("-c", "import gymnasium; gymnasium.make('nemo/alpa')")
-    assert "Environment `alpa` doesn't exist in namespace nemo. Did you mean: `alpha`?" in ran.stderr
+    for name, off in (("nemo/alpa", "0"), ("gymsdk:nemo/alpa", "1")):
+        ran = interpreter.run("-c", f"import gymnasium; gymnasium.make('{name}')", GYMSDK_NO_AUTOREGISTER=off)
+        assert "Environment `alpa` doesn't exist in namespace nemo. Did you mean: `alpha`?" in ran.stderr
 
 
 @pytest.mark.slow
@@ -93,41 +83,33 @@ def test_the_start_of_an_interpreter_imports_one_module(alone: Interpreter) -> N
     assert with_it - set(alone.says(code).split()) - {"encodings.utf_8_sig"} == {"gymsdk_startup"}
 
 
-@pytest.mark.slow
-def test_hidden_environments_stay_hidden(interpreter: Interpreter) -> None:
-    assert interpreter.says(KNOWN, GYMSDK_DISABLE="alpha,gone") == "nemo/twin"
-
-
-@pytest.mark.slow
-def test_the_hook_can_be_switched_off(interpreter: Interpreter) -> None:
-    for off in ("1", "true", "false", "no"):
-        assert interpreter.says(KNOWN, GYMSDK_NO_AUTOREGISTER=off) == ""
-    for on in ("0", ""):
-        assert interpreter.says(KNOWN, GYMSDK_NO_AUTOREGISTER=on) == ALL
-
-
-@pytest.mark.slow
-def test_a_gymsdk_prefix_in_the_id_registers_with_the_hook_disabled(interpreter: Interpreter) -> None:
-    ran = interpreter.run("-c", "import gymnasium; gymnasium.make('gymsdk:nemo/alpa')", GYMSDK_NO_AUTOREGISTER="1")
-    assert "Did you mean: `alpha`?" in ran.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ["gymsdk, gymnasium", "gymnasium, gymsdk"])
-def test_importing_gymsdk_registers_with_the_hook_disabled(interpreter: Interpreter, order: str) -> None:
-    assert interpreter.says(f"import {order}; {NEMO}", "-W", "error", GYMSDK_NO_AUTOREGISTER="1") == ALL
-
-
 def test_importing_gymsdk_does_not_import_gymnasium(interpreter: Interpreter) -> None:
     code = "import sys, gymsdk; print('gymnasium' in sys.modules, len(sys.meta_path))"
     waiting = interpreter.says(code)
     assert waiting == interpreter.says(code, GYMSDK_NO_AUTOREGISTER="1") == "False 4"
 
 
+OFF = {"GYMSDK_NO_AUTOREGISTER": "1"}
+
+
 @pytest.mark.slow
-def test_the_finder_is_removed_after_registration(interpreter: Interpreter) -> None:
-    code = "import sys, gymnasium, gymsdk; print(any('gymsdk' in type(each).__module__ for each in sys.meta_path))"
-    assert interpreter.says(code) == "False"
+@pytest.mark.parametrize(
+    ("code", "variables", "expected"),
+    [
+        (KNOWN, {"GYMSDK_DISABLE": "alpha,gone"}, "nemo/twin"),
+        *((KNOWN, {"GYMSDK_NO_AUTOREGISTER": off}, "") for off in ("1", "false")),
+        *((KNOWN, {"GYMSDK_NO_AUTOREGISTER": on}, ALL) for on in ("0", "")),
+        (f"import gymsdk, gymnasium; {NEMO}", OFF, ALL),
+        (f"import gymnasium, gymsdk; {NEMO}", OFF, ALL),
+        ("from gymsdk.gym import register; print(*register())", OFF, ALL),
+        (f"import gymnasium\nwith gymnasium.envs.registration.namespace('their'): import gymsdk\n{NEMO}", OFF, ALL),
+        ("import sys, gymnasium; print('gymsdk' in repr([type(finder) for finder in sys.meta_path]))", {}, "False"),
+    ],
+)
+def test_environments_are_registered_once_unless_they_are_hidden_or_the_hook_is_off(
+    interpreter: Interpreter, code: str, variables: dict[str, str], expected: str
+) -> None:
+    assert interpreter.says(code, "-W", "error", **variables) == expected
 
 
 @pytest.mark.slow
@@ -145,12 +127,6 @@ def test_an_environment_installed_later_is_added_on_request(
 
 
 @pytest.mark.slow
-def test_explicit_registration_does_not_need_an_earlier_import_of_gymnasium(interpreter: Interpreter) -> None:
-    code = "from gymsdk.gym import register; print(*register())"
-    assert interpreter.says(code, GYMSDK_NO_AUTOREGISTER="1") == ALL
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("existing", ["nemo/alpha", "nemo/alpha-v3"])
 def test_an_existing_id_is_not_replaced(interpreter: Interpreter, existing: str) -> None:
     code = f"""
@@ -160,12 +136,6 @@ import gymsdk
 print(gymnasium.registry[{existing!r}].entry_point, len([name for name in gymnasium.registry if "alpha" in name]))
 """
     assert interpreter.says(code, "-W", "error", GYMSDK_NO_AUTOREGISTER="1") == "their:Env 1"
-
-
-@pytest.mark.slow
-def test_an_id_is_the_same_inside_a_namespace_context(interpreter: Interpreter) -> None:
-    code = "import gymnasium\nwith gymnasium.envs.registration.namespace('their'): import gymsdk\n"
-    assert interpreter.says(code + NEMO, GYMSDK_NO_AUTOREGISTER="1") == ALL
 
 
 @pytest.mark.slow
