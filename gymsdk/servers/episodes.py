@@ -41,12 +41,13 @@ from gymsdk.plugins.results import copy_state
 from gymsdk.request_options import describe_opened
 from gymsdk.responses import NOT_RUN_OUTPUT, TOKEN_FIELDS
 from gymsdk.servers.aggregates import aggregate_rows
-from gymsdk.servers.matching import find_session
+from gymsdk.servers.matching import find_played_session
 from gymsdk.servers.requests import (
     ROLLOUT_ID_FIELD,
     CloseRequest,
     RowRequest,
     SeedRequest,
+    SessionOrigin,
     infer_end_reason,
     limit_budget,
     parse_body,
@@ -61,16 +62,10 @@ from gymsdk.servers.sessions import (
     RETRY_AFTER_SECONDS,
     Session,
     SessionKind,
-    SessionOrigin,
     SessionStore,
 )
 from gymsdk.types import UNMASKED_FIELDS, Budget, EndReason, Episode, Item, Row, Transcript
 
-JUDGED_WITHOUT_MESSAGE = "The response was judged without the session."
-MISMATCH_ADVICE = (
-    "The verdict of this environment depends on the session, so nothing was judged. Open a session for this row and"
-    " play the row there, or send the row without the cookie to have it judged without a session."
-)
 LOST_STATE_MESSAGE = "the session of this response is gone, and its state with it; play the row again"
 
 MAX_BUDGET = Budget(turns=10_000, tools=10_000)
@@ -83,9 +78,6 @@ MAX_EARLIER_SESSIONS = 64
 """How many earlier sessions of a client are remembered with its newest one: the first, and the latest."""
 
 SESSION_JUDGED: dict[str, Any] = {"stage": "step", "kind": "session_judged", "retryable": False}
-
-SESSION_MISMATCH: dict[str, Any] = {"stage": "verify", "kind": "session_mismatch", "retryable": False}
-"""Fields of a rejection when the response was not played in the cookie's session."""
 
 OPENING_PATHS = {"tools": "/seed_session", "typed": "/seed_session", "turns": "/reset"}
 
@@ -176,7 +168,9 @@ class EpisodeService:
                 raise
             # An agent of another program may offer this path to its policy as a tool.
             record = build_record_field(error.record) if CLIENT_HEADER in request.headers else {}
-            return json_response(_build_unscored_row(row_request, content, error) | record)
+            failure = {MASK: True, "failure_kind": error.kind, "failure_reason": str(error)}
+            failure |= build_failure_fields(error.kind)
+            return json_response({**row_request.echo(content), "reward": 0.0, **failure, **record})
         if judged.record.calls and CLIENT_HEADER not in request.headers:
             judged = replace(judged, record=judged.record.without_calls())
         return json_response(self._build_verified_row(row_request, content, judged, judged_session, reason))
@@ -253,7 +247,7 @@ class EpisodeService:
         } | ({} if reason is None else {"session_unused": reason})
         is_echoed = row_request.options is None or row_request.options.echo
         return {
-            **(_echo_row(row_request, content) if is_echoed else {}),
+            **(row_request.echo(content) if is_echoed else {}),
             **UNMASKED_FIELDS,
             **build_verified_fields(judged.reward, judged.components, judged.fields, details, judged.record),
         }
@@ -287,7 +281,11 @@ class EpisodeService:
         # Before the episode opens, which may take long, or start a container.
         await self.sessions.check_capacity(name, client)
         request.identity.compute()
-        runner = EpisodeRunner(self.environment, self._limit_budget(request, kind))
+        budget = limit_budget(request.budget, self._budget)
+        if kind != "turns":
+            # Each tool call arrives alone; only the client knows how they group into turns.
+            budget = budget.model_copy(update={"turns": MAX_BUDGET.turns})
+        runner = EpisodeRunner(self.environment, budget)
         open_row = partial(runner.open, seed=request.seed, id=request.id, repeat=request.repeat)
         try:
             episode = await open_row(request.row)
@@ -427,7 +425,9 @@ class EpisodeService:
         reason: str | None = None
         if session is not None:
             async with self.lock_session(session, "tools", "typed", "turns"):
-                played, reason = self._find_played_session(session, request, items)
+                played, reason = find_played_session(
+                    [*self._earlier_sessions(session), session], request, items, self.environment
+                )
                 if played is session:
                     return await self._judge_session(session, request, items, end_reason), session, reason
             if played is not None:
@@ -446,25 +446,6 @@ class EpisodeService:
             return await judge_row(request.row), None, reason
         except BadRow as error:
             return await judge_row(remove_nulls(request.row, error)), None, reason
-
-    def _find_played_session(
-        self, session: Session, request: RowRequest, items: Sequence[Item]
-    ) -> tuple[Session | None, str | None]:
-        """Return the session in which a response was played: the given one, or an earlier one of the same client.
-
-        Raises:
-            BadRow: The row does not fit the environment.
-            RequestRejected: No session matches, and the verdict depends on the state.
-        """
-        match = find_session([*self._earlier_sessions(session), session], request, items, self.environment)
-        if match.session is not None:
-            return match.session, match.reason
-        # A judged session of another row is over; the client has only kept its cookie.
-        is_stale = not match.row_has_session and session.is_judged
-        if self.environment.needs_replay and not is_stale:
-            parse_task(request.row, self.environment)
-            raise RequestRejected(409, f"{match.reason} {MISMATCH_ADVICE}", **SESSION_MISMATCH)
-        return None, f"{match.reason} {JUDGED_WITHOUT_MESSAGE}"
 
     def _earlier_sessions(self, session: Session) -> list[Session]:
         return [earlier for earlier in session.earlier if self.sessions.is_open(earlier) and not earlier.is_judged]
@@ -485,11 +466,6 @@ class EpisodeService:
             session.verdict = judged
             self.sessions.release(session)
         return judged
-
-    def _limit_budget(self, request: RowRequest, kind: SessionKind) -> Budget:
-        budget = limit_budget(request.budget, self._budget)
-        # Each tool call arrives alone; only the client knows how they group into turns.
-        return budget if kind == "turns" else budget.model_copy(update={"turns": MAX_BUDGET.turns})
 
 
 def _fix_judged_response(session: Session, items: Sequence[Item], end_reason: EndReason) -> None:
@@ -518,14 +494,3 @@ def _copy_episode(episode: Episode, environment: Environment, request: RowReques
         record=episode.record.copy(),
         deadline=asyncio.get_running_loop().time() + MAX_BUDGET.seconds,
     )
-
-
-def _echo_row(row_request: RowRequest, content: Row) -> Item:
-    """Return the row, the prompt and the response as the client sent them."""
-    prompt = {key: content[key] for key in ("responses_create_params",) if key in content}
-    return {**row_request.row, **prompt, "response": content["response"]}
-
-
-def _build_unscored_row(row_request: RowRequest, content: Row, error: Unscorable) -> Item:
-    failure = {MASK: True, "failure_kind": error.kind, "failure_reason": str(error)}
-    return {**_echo_row(row_request, content), "reward": 0.0, **failure, **build_failure_fields(error.kind)}

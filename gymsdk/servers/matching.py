@@ -10,11 +10,12 @@ from typing import Any
 
 from gymsdk import responses
 from gymsdk.concurrency import INTERRUPTS
+from gymsdk.edge.errors import RequestRejected
 from gymsdk.environment import Environment
 from gymsdk.jsonl import parse_json
 from gymsdk.models import recordings
-from gymsdk.servers.requests import RowRequest, parse_task, to_canonical
-from gymsdk.servers.sessions import Session, SessionOrigin
+from gymsdk.servers.requests import RowRequest, SessionOrigin, parse_task, to_canonical
+from gymsdk.servers.sessions import Session
 from gymsdk.tools import InvalidArguments
 from gymsdk.types import Item, ToolCall
 
@@ -31,6 +32,14 @@ CALLS_NOT_RECEIVED_MESSAGE = (
 ABANDONED_MESSAGE = (
     "The cookie's session was opened after the session that played this response. The earlier session was judged."
 )
+JUDGED_WITHOUT_MESSAGE = "The response was judged without the session."
+MISMATCH_ADVICE = (
+    "The verdict of this environment depends on the session, so nothing was judged. Open a session for this row and"
+    " play the row there, or send the row without the cookie to have it judged without a session."
+)
+
+SESSION_MISMATCH: dict[str, Any] = {"stage": "verify", "kind": "session_mismatch", "retryable": False}
+"""Fields of a rejection when the response was not played in the cookie's session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,26 @@ def find_session(
     # The policy may have opened the newer session with a tool call, to be judged in another session.
     chosen = complete[-1] if complete and not calls.others else with_calls[0]
     return Match(chosen, None if chosen is newest else ABANDONED_MESSAGE)
+
+
+def find_played_session(
+    candidates: Sequence[Session], request: RowRequest, items: Sequence[Item], environment: Environment
+) -> tuple[Session | None, str | None]:
+    """Return the session in which a response was played, and why that is not the newest; see `find_session`.
+
+    Raises:
+        BadRow: The row does not fit the environment.
+        RequestRejected: No session matches, and the verdict depends on the state.
+    """
+    match, newest = find_session(candidates, request, items, environment), candidates[-1]
+    if match.session is not None:
+        return match.session, match.reason
+    # A judged session of another row is over; the client has only kept its cookie.
+    is_stale = not match.row_has_session and newest.is_judged
+    if environment.needs_replay and not is_stale:
+        parse_task(request.row, environment)
+        raise RequestRejected(409, f"{match.reason} {MISMATCH_ADVICE}", **SESSION_MISMATCH)
+    return None, f"{match.reason} {JUDGED_WITHOUT_MESSAGE}"
 
 
 @dataclass(frozen=True, slots=True)

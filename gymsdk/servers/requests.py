@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Annotated, Any, TypeVar, cast
 
 import orjson
@@ -215,6 +216,34 @@ class RowIdentity:
         return int.from_bytes(digest[:4], "big") >> 1
 
 
+@dataclass(slots=True)
+class SessionOrigin:
+    """The row with which a session was opened.
+
+    Attributes:
+        identity: The row in canonical form.
+        task: The task of the row. Once the session is judged, only its fields that the row does not have.
+        seed: The episode's seed.
+        typed: Whether the client opened the session with the typed body.
+        prompted: Whether the row had a prompt; the typed body may leave the prompt to the agent.
+        seed_given: Whether the client chose the seed; otherwise the row determined it.
+    """
+
+    identity: RowIdentity
+    task: Task | SimpleNamespace
+    seed: int
+    typed: bool = False
+    prompted: bool = True
+    seed_given: bool = False
+
+    def keep_row_only(self, task: Task) -> None:
+        """Drop what only the play of the row needs."""
+        self.identity = self.identity.without_row()
+        # `/verify` compares these with the row that it gets.
+        missing = type(task).model_fields.keys() - self.identity.fields.keys() - {"responses_create_params"}
+        self.task = SimpleNamespace(**{name: getattr(task, name) for name in missing})
+
+
 def _select_own_fields(row: Mapping[str, Any]) -> Row:
     return _copy_without_nulls(
         {key: value for key, value in row.items() if key not in ROUTING_FIELDS and not key.startswith("_ng_")}
@@ -266,6 +295,11 @@ class RowRequest:
     def seed_given(self) -> bool:
         """Whether the client chose the seed; otherwise the row determines it."""
         return self.options is not None and self.options.seed is not None
+
+    def echo(self, content: Row) -> Item:
+        """Return the row, the prompt and the response as the client sent them in *content*."""
+        prompt = {key: content[key] for key in ("responses_create_params",) if key in content}
+        return {**self.row, **prompt, "response": content["response"]}
 
 
 def parse_row_request(body: Row, environment: Playable, *, rollout: str | None = None) -> RowRequest:

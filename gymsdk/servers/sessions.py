@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from types import SimpleNamespace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from fastapi import Request, Response
@@ -24,9 +23,9 @@ from gymsdk.edge.request import Scope
 from gymsdk.episode import EpisodeRunner, JudgedEpisode, TurnResult
 from gymsdk.errors import EpisodeError
 from gymsdk.memory import EpisodeCounter
-from gymsdk.servers.requests import EpisodeId, RowIdentity
+from gymsdk.servers.requests import EpisodeId, SessionOrigin
 from gymsdk.servers.session_clients import ClosedIds, SessionClient, check_episode
-from gymsdk.types import Episode, Item, Task, ToolCall
+from gymsdk.types import Episode, Item, ToolCall
 
 RETRY_AFTER_SECONDS = 5.0
 """`Retry-After` in seconds when no further session can be opened."""
@@ -53,34 +52,6 @@ SessionKind: TypeAlias = Literal["tools", "typed", "turns"]
 """How a session is played: by tool calls (opened with a flat or a typed body), or turn by turn."""
 
 log = logging.getLogger("gymsdk")
-
-
-@dataclass(slots=True)
-class SessionOrigin:
-    """The row with which a session was opened.
-
-    Attributes:
-        identity: The row in canonical form.
-        task: The task of the row. Once the session is judged, only its fields that the row does not have.
-        seed: The episode's seed.
-        typed: Whether the client opened the session with the typed body.
-        prompted: Whether the row had a prompt; the typed body may leave the prompt to the agent.
-        seed_given: Whether the client chose the seed; otherwise the row determined it.
-    """
-
-    identity: RowIdentity
-    task: Task | SimpleNamespace
-    seed: int
-    typed: bool = False
-    prompted: bool = True
-    seed_given: bool = False
-
-    def keep_row_only(self, task: Task) -> None:
-        """Drop what only the play of the row needs."""
-        self.identity = self.identity.without_row()
-        # `/verify` compares these with the row that it gets.
-        missing = type(task).model_fields.keys() - self.identity.fields.keys() - {"responses_create_params"}
-        self.task = SimpleNamespace(**{name: getattr(task, name) for name in missing})
 
 
 @dataclass(slots=True)
