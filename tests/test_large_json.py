@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -21,17 +22,10 @@ JSON = st.recursive(
 )
 
 
-def read(text: bytes) -> object:
+def read(text: bytes, parse: Callable[[bytes], object]) -> object:
     """The parsed value as text that distinguishes 1 from 1.0 and keeps the order of keys; `None` for an error."""
     try:
-        return json.dumps(parse_json(text))
-    except ValueError:
-        return None
-
-
-def read_in_pieces(text: bytes) -> object:
-    try:
-        return json.dumps(loads(text))
+        return json.dumps(parse(text))
     except ValueError:
         return None
 
@@ -43,11 +37,7 @@ async def test_a_large_integer_in_a_large_text_is_exact_unless_the_caller_does_n
     assert len(text) > MIN_LARGE_BYTES
     value = await loads_async(text, exact=exact)
     assert isinstance(value, dict)
-    assert value == {
-        "large": large if exact else float(large),
-        "ids": [*range(100_000)],
-        "log_probs": [-0.12345678901234567],
-    }
+    assert value == json.loads(text) | {"large": large if exact else float(large)}
     assert isinstance(value["large"], int if exact else float)
 
 
@@ -75,7 +65,7 @@ def test_a_text_in_chunks_is_accepted_or_rejected_like_the_whole_text(
         patch.setattr(bodies, "PIECE_BYTES", piece)
         patch.setattr(bodies, "MAX_WHOLE_BYTES", 0)
         patch.setattr(bodies, "_NEAR_BYTES", 2)
-        assert read_in_pieces(text) == read(text)
+        assert read(text, loads) == read(text, parse_json)
 
 
 @pytest.mark.slow
@@ -83,7 +73,6 @@ def test_a_text_in_chunks_is_accepted_or_rejected_like_the_whole_text(
     "text",
     [
         b'{"x":[' + b"[]," * 400_000 + b"0]}",
-        b'{"x":[' + b"{}," * 400_000 + b"0]}",
         b'{"x":[' + b'{"a":[{}]},' * 200_000 + b"0]}",
         b"[" + b"0," * 9_000_000 + b"0]",
         b'{"x":"' + b"," * 9_000_000 + b'","y":[' + b"0," * 8_388_608 + b"0]}",

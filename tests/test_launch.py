@@ -237,16 +237,8 @@ async def test_the_head_reports_servers_that_are_starting(
 @pytest.mark.parametrize(
     ("begins", "error", "message"),
     [
-        (
-            "raise RuntimeError('no engine')",
-            BrokenEnvironment,
-            "environment 'made': hook 'lifespan' raised RuntimeError: no engine",
-        ),
-        (
-            "await asyncio.sleep(60)",
-            GymsdkError,
-            r"the lifespan of environment 'made' did not start within 0\.2 seconds",
-        ),
+        ("1 / 0", BrokenEnvironment, "environment 'made': hook 'lifespan' raised ZeroDivisionError"),
+        ("await asyncio.sleep(60)", GymsdkError, "the lifespan of environment 'made' did not start within 0.2 sec"),
     ],
 )
 async def test_an_environment_that_fails_or_hangs_at_start_stops_all_servers(

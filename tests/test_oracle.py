@@ -92,16 +92,8 @@ SLOW = """
 def tasks(split: Literal["train"]):
     gate.wait()
     yield Task.ask("Well?")
-
-@hookimpl
-def verify():
-    return Verdict(reward=1.0)
-
-@hookimpl
-def solve():
-    return Message(content="Well.")
 """
-"""An environment that yields no rows until the event `gate` is set."""
+"""Tasks that are not yielded until the event `gate` is set."""
 
 UNSOLVED = """
 @hookimpl
@@ -313,7 +305,7 @@ async def test_rows_that_cannot_be_played_are_reported(
 async def test_a_request_times_out_while_rows_are_read_and_can_be_retried(
     made: Callable[..., ModuleType], stuck: threading.Event
 ) -> None:
-    module = made(SLOW, "slow_env")
+    module = made(PLAIN + SLOW, "slow_env")
     module.__dict__["gate"] = stuck
     model, named = gymsdk.model("scripted/oracle"), {"made": Environment("made", module)}
     async with Oracle(model, named, read_all_splits(named), wait=0.05) as oracle:
@@ -322,7 +314,7 @@ async def test_a_request_times_out_while_rows_are_read_and_can_be_retried(
         stuck.set()
         await oracle._recorder.wait_for_more(60)
         answer = await oracle.respond(question("Well?"))
-    assert (caught.value.kind, caught.value.retryable, text_of(answer)) == ("still_reading", True, "Well.")
+    assert (caught.value.kind, caught.value.retryable, text_of(answer)) == ("still_reading", True, "yes")
 
 
 @pytest.mark.parametrize("field", ["system", "developer", "instructions"])
@@ -355,12 +347,8 @@ def tasks(split: Literal["train"]):
 @hookimpl
 def solve(task: Door):
     return Message(content=task.secret)
-
-@hookimpl
-def verify():
-    return Verdict(reward=1.0)
 """
-"""An environment with rows that differ only in their system prompt."""
+"""Rows that differ only in their system prompt."""
 
 
 async def test_rows_are_distinguished_by_the_end_of_a_harness_system_prompt(
@@ -371,7 +359,7 @@ async def test_rows_are_distinguished_by_the_end_of_a_harness_system_prompt(
     apart = [{"role": "system", "content": "Be brief."}, {"role": "system", "content": rule}, user]
     merged = [{"role": "system", "content": f"Be brief.\n\n{rule}"}, user]
     other = [{"role": "system", "content": "Be brief."}, user]
-    async with open_with(Environment("made", made(SYSTEM_PROMPTS, "spoken_env"))) as oracle:
+    async with open_with(Environment("made", made(PLAIN + SYSTEM_PROMPTS, "spoken_env"))) as oracle:
         assert [text_of(await oracle.respond({"input": items})) for items in (apart, merged)] == ["21", "21"]
         with pytest.raises(Failed, match="no row opens like this conversation"):
             await oracle.respond({"input": other})

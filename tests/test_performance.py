@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -42,46 +41,6 @@ def test_a_peer_that_fails_is_reported_with_its_error_and_the_next_peers_are_tri
     assert "inspect_ai: exit status 1: ModuleNotFoundError: No module named 'inspect_ai'" in failures[0]
     assert "verifiers: [Errno 2] No such file or directory: '/no/such/python'" in failures[1]
     assert "nemo_gym: the last line is not a result: " in failures[2]
-
-
-def test_a_profile_without_py_spy_says_what_to_install(tmp_path: Path) -> None:
-    venv.create(tmp_path, symlinks=True)
-    python, script = tmp_path / "bin" / "python", ROOT / "benchmarks" / "profile_run.py"
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    completed = subprocess.run([python, script, "serve"], capture_output=True, text=True, env=environ, check=False)
-    sentence = f"profile_run.py needs py-spy: install it with `{python} -m pip install py-spy`\n"
-    assert (completed.returncode, completed.stdout, completed.stderr) == (2, "", sentence)
-
-
-STOPPED = """
-import asyncio, sys
-from gymsdk.cli.process import Stopped, run_until_signal
-
-async def wait():
-    print("a warning", file=sys.stderr)
-    print("{}", flush=True)
-    await asyncio.sleep(60)
-
-try:
-    run_until_signal(wait())
-except Stopped:
-    print("an error", file=sys.stderr)
-"""
-
-RUN_SERVER = """
-import sys
-from yardstick.processes import run_server
-
-with run_server([sys.executable, "-c", sys.argv[1]]):
-    pass
-"""
-
-
-def test_a_benchmark_shows_what_a_server_prints_except_that_it_is_stopping() -> None:
-    command = [sys.executable, "-c", RUN_SERVER, STOPPED]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "benchmarks")))}
-    completed = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
-    assert completed.stderr == "a warning\nan error\n"
 
 
 def test_the_stub_streams_a_chat_completion_when_the_request_asks_for_it() -> None:

@@ -87,9 +87,9 @@ async def homes(policy: Model, count: int = 30) -> dict[str, int]:
     return {name: await ask(policy, name) for name in map(str, range(count))}
 
 
-async def _at(policy: Model, number: int) -> str:
-    """A conversation of the server with this *number*."""
-    return next(name for name, home in (await homes(policy)).items() if home == number)
+async def names_at(policy: Model, number: int) -> list[str]:
+    """The conversations of the server with this *number*."""
+    return [name for name, home in (await homes(policy)).items() if home == number]
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ async def test_conversations_leave_a_dead_server_alone_and_return_when_it_restar
 @pytest.mark.usefixtures("_brief")
 async def test_a_server_that_may_be_back_is_tried_by_one_call_at_a_time() -> None:
     async with three(timeout=10) as (policy, servers):
-        names = [name for name, home in (await homes(policy)).items() if home == 1]
+        names = await names_at(policy, 1)
         servers[1].status = 503
         await ask(policy, names[0])
         await asyncio.sleep(0.2)
@@ -149,7 +149,7 @@ async def test_a_server_that_may_be_back_is_tried_by_one_call_at_a_time() -> Non
 @pytest.mark.usefixtures("_brief")
 async def test_a_call_that_hangs_since_before_the_loss_keeps_no_server_away() -> None:
     async with three(timeout=10) as (policy, servers):
-        names = [name for name, home in (await homes(policy)).items() if home == 1]
+        names = await names_at(policy, 1)
         servers[1].status, servers[1].asked = 0, 0
         hanging = asyncio.create_task(ask(policy, names[0]))
         await has_been_asked(servers[1])
@@ -174,7 +174,7 @@ async def test_a_server_that_breaks_off_its_answers_costs_no_call() -> None:
 @pytest.mark.parametrize("status", [429, 500])
 async def test_an_error_is_got_past_and_loses_no_server(status: int) -> None:
     async with three() as (policy, servers):
-        names = [name for name, home in (await homes(policy)).items() if home == 1]
+        names = await names_at(policy, 1)
         servers[1].status, servers[1].asked = status, 0
         assert {await ask(policy, name) for name in names} <= {0, 2}
     assert servers[1].asked == len(names)
@@ -200,7 +200,7 @@ async def test_a_server_whose_first_trial_fails_has_its_conversations_back_later
 async def test_a_call_that_spent_its_time_elsewhere_loses_no_server() -> None:
     async with three(timeout=1) as (policy, servers):
         before = await homes(policy)
-        name = await _at(policy, 1)
+        name, *_ = await names_at(policy, 1)
         for server in servers:
             server.status, server.asked = 0, 0
         servers[1].status, servers[1].delay = 500, 0.6
@@ -279,7 +279,7 @@ async def test_a_server_that_is_not_trusted_is_got_past_unless_none_is(
 
 async def test_a_server_is_not_asked_again_sooner_than_it_said() -> None:
     async with three(retries=3) as (policy, servers):
-        name = await _at(policy, 1)
+        name, *_ = await names_at(policy, 1)
         for server in servers:
             server.status, server.asked = 500, 0
         servers[1].status, servers[1].headers = 429, {"Retry-After": "60"}
@@ -294,7 +294,7 @@ async def test_a_server_is_not_asked_again_sooner_than_it_said() -> None:
 
 async def test_where_all_servers_say_when_the_first_of_them_is_waited_for() -> None:
     async with three() as (policy, servers):
-        name = await _at(policy, 1)
+        name, *_ = await names_at(policy, 1)
         for server, seconds in zip(servers, ("60", "0.3", "60"), strict=True):
             server.status, server.headers, server.asked = 429, {"Retry-After": seconds}, 0
         clock = asyncio.get_running_loop().time

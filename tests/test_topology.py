@@ -118,7 +118,6 @@ ELSEWHERE = "192.0.2.1"
         ({}, "127.0.0.1"),
         ({"head_host": "127.0.0.2"}, "127.0.0.2"),
         ({"head_host": "0.0.0.0"}, "0.0.0.0"),
-        ({"head_host": "127.0.0.2", "role": "resources"}, "127.0.0.2"),
         ({"head_host": ELSEWHERE}, "127.0.0.1"),
         ({"head_host": "127.0.0.2", "host": "127.0.0.3"}, "127.0.0.3"),
         # Set, although it is the default.
