@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Viewer:
     base: str
     token: str
     process: subprocess.Popen[str]
+    folder: Path = Path()
 
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.base, headers={"Authorization": f"Bearer {self.token}"}, timeout=30)
@@ -115,25 +116,35 @@ def copy_run(weak: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_run(weak: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the weak run, which no test changes, with one failed rollout."""
     return copy_run(weak, tmp_path_factory.mktemp("shared") / "run")
 
 
-@pytest.fixture(scope="module")
-def shared_viewer(shared_run: Path, strong: Path) -> Iterator[Viewer]:
-    """Return a viewer of two runs, `run` and `strong`, for tests that change nothing."""
-    with start_viewer(shared_run, strong, cache=shared_run.parent / "cache") as started:
+@pytest.fixture(scope="session")
+def changing(weak: Path, shared_run: Path) -> Path:
+    """Return a copy of the weak run to which tests add lines and notes."""
+    return copy_run(weak, shared_run.with_name("changing"))
+
+
+@pytest.fixture(scope="session")
+def shared_viewer(shared_run: Path, strong: Path, changing: Path) -> Iterator[Viewer]:
+    """Return a viewer of the runs `run` and `strong`, which no test changes, and `changing`."""
+    with start_viewer(shared_run, strong, changing, cache=shared_run.parent / "cache") as started:
         yield started
 
 
-@pytest.fixture(scope="module")
-def shared_playing_viewer(weak: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
-    """Return a viewer of the run `weak` that could play rollouts again, for tests that play none."""
+@pytest.fixture(scope="session")
+def shared_playing_viewer(weak: Path, sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
+    """Return a viewer with a tokenizer of the runs below a folder, `weak` and `sampled`, that plays rollouts again."""
     folder = tmp_path_factory.mktemp("playing")
-    with start_viewer(weak, cache=folder / "cache", cwd=folder, options=["--play"]) as started:
-        yield started
+    for run in (weak, sampled):
+        shutil.copytree(run, folder / "rollouts" / run.name)
+    options = ["--play", "--tokenizer", "bytes"]
+    with start_viewer(cache=folder / "cache", cwd=folder, options=options) as started, started.client() as client:
+        client.get("/api/runs").raise_for_status()
+        yield replace(started, folder=folder)
 
 
 @pytest.fixture
@@ -143,19 +154,12 @@ def viewer(run: Path, strong: Path, tmp_path: Path) -> Iterator[Viewer]:
         yield started
 
 
-@pytest.fixture
-def playing_viewer(weak: Path, tmp_path: Path) -> Iterator[Viewer]:
-    """Return a viewer of the run `weak` that plays rollouts again and writes branches below the test's folder."""
-    with start_viewer(weak, cache=tmp_path / "cache", cwd=tmp_path, options=["--play"]) as started:
-        yield started
-
-
 TOKENS = "Hé [end]"
 """The text with the bytes that are the token ids of an item."""
 
 
-@pytest.fixture
-def sampled(weak: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def sampled(weak: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run with one rollout and a reply that has token ids and log-probabilities."""
     [line] = [line for _, line in read_rows(weak / "rollouts.jsonl") if line["gymsdk"]["id"] == "0:0"][:1]
     ids = list(TOKENS.encode())
@@ -163,7 +167,7 @@ def sampled(weak: Path, tmp_path: Path) -> Path:
         "generation_token_ids": ids,
         "generation_log_probs": [-0.5 * n for n in range(len(ids))],
     }
-    folder = tmp_path / "sampled"
+    folder = tmp_path_factory.mktemp("tokens") / "sampled"
     folder.mkdir()
     (folder / "rollouts.jsonl").write_bytes(dump_row(line))
     return folder

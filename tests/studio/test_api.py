@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,6 @@ def client(shared_viewer: Viewer) -> Iterator[httpx.Client]:
         yield opened
 
 
-@pytest.fixture
-def own_client(viewer: Viewer) -> Iterator[httpx.Client]:
-    """Return a client of the test's own viewer."""
-    with viewer.client() as opened:
-        yield opened
-
-
 def get(client: httpx.Client, path: str, **parameters: Any) -> Any:
     given = {name: json.dumps(value) if isinstance(value, list) else value for name, value in parameters.items()}
     answer = client.get(f"/api/{path}", params=given)
@@ -44,8 +37,8 @@ def get(client: httpx.Client, path: str, **parameters: Any) -> Any:
 
 
 def test_the_runs_are_listed(client: httpx.Client, run: Path, strong: Path) -> None:
-    listed = {each["run"]: each for each in get(client, "runs")}
-    assert set(listed) == {"run", "strong"}
+    listed = {info["run"]: info for info in get(client, "runs")}
+    assert set(listed) == {"run", "strong", "changing"}
     assert listed["strong"]["model"] == "scripted/oracle:0.9"
     assert listed["strong"]["environments"] == ["tool_call", "multineedle"]
     assert (listed["strong"]["asked"], listed["strong"]["scored"]) == (80, 80)
@@ -107,11 +100,13 @@ def test_conditions_choose_what_they_choose_in_python(
     assert get(client, "condition", text="reward<0,5")["error"].endswith("(at position 8 of 'reward<0,5')")
 
 
-def test_a_run_has_the_metrics_over_its_repeats(own_client: httpx.Client, run: Path) -> None:
-    entries = json.loads((run / "metrics.json").read_text())
+def test_a_run_has_the_metrics_over_its_repeats(client: httpx.Client, changing: Path) -> None:
+    entries = json.loads((changing / "metrics.json").read_text())
     entries[0]["agent_metrics"] |= {f"{name}@{k}/accuracy": k for name in ("majority", "vote") for k in (1, 2, 16)}
-    (run / "metrics.json").write_text(json.dumps(entries))
-    shown = [(entry["environment"], entry["name"], entry["value"]) for entry in get(own_client, "runs/run")["accuracy"]]
+    (changing / "metrics.json").write_text(json.dumps(entries))
+    shown = [
+        (entry["environment"], entry["name"], entry["value"]) for entry in get(client, "runs/changing")["accuracy"]
+    ]
     passes = [(entry["environment"], "pass@2", entry["agent_metrics"]["pass@2/accuracy"]) for entry in entries]
     name = entries[0]["environment"]
     assert shown == [passes[0], (name, "majority@16", 16), (name, "vote@16", 16), *passes[1:]]
@@ -125,29 +120,31 @@ def test_a_rollout_is_the_stored_line(client: httpx.Client, run: Path) -> None:
     assert answer["opening"] == len(line["responses_create_params"]["input"])
 
 
-def test_a_long_transcript_comes_in_parts(viewer: Viewer, own_client: httpx.Client, run: Path) -> None:
-    _, line = next(iter(read_rows(run / "rollouts.jsonl")))
+def test_events_follow_a_growing_run_and_a_long_transcript_comes_in_parts(client: httpx.Client, changing: Path) -> None:
+    path = changing / "rollouts.jsonl"
+    _, line = next(iter(read_rows(path)))
     items = [{"type": "message", "role": "assistant", "content": f"{number} " + "x" * 100_000} for number in range(40)]
     line["response"]["output"] = items
-    line |= {"_ng_task_index": 900, "_ng_rollout_index": 0}
-    with (run / "rollouts.jsonl").open("ab") as file:
-        file.write(dump_row(line))
-    wait_for_rollouts(own_client, 82)
-    answer = get(own_client, "runs/run/rollouts/900:0")
+    counts = []
+    with client.stream("GET", "/api/events", params={"run": "changing"}) as stream:
+        for text in stream.iter_lines():
+            if text.startswith("data: "):
+                state = json.loads(text.removeprefix("data: "))
+                counts.append(state["rollouts"])
+                if state["rollouts"] == 81 and counts.count(81) == 1:
+                    with path.open("ab") as file:
+                        file.write(dump_row(line | {"_ng_task_index": 900, "_ng_rollout_index": 0}))
+                if state["rollouts"] == 82 and state["indexed"] == 1.0:
+                    break
+    assert (counts[0], counts[-1]) == (81, 82)
+    answer = get(client, "runs/changing/rollouts/900:0")
     loaded = answer["items"]
     assert len(loaded) < answer["total_items"] == 40 + answer["opening"]
     while len(loaded) < answer["total_items"]:
-        part = get(own_client, "runs/run/rollouts/900:0/items", **{"from": len(loaded)})
+        part = get(client, "runs/changing/rollouts/900:0/items", **{"from": len(loaded)})
         assert part["items"]
         loaded += part["items"]
     assert loaded[answer["opening"] :] == items
-
-
-def wait_for_rollouts(client: httpx.Client, count: int) -> None:
-    until = time.monotonic() + 30
-    while get(client, "runs/run/rows", limit=1)["total"] < count:
-        assert time.monotonic() < until, "the new line was not indexed"
-        time.sleep(0.05)
 
 
 def test_groups_tools_failures_and_facets(client: httpx.Client, run: Path) -> None:
@@ -157,7 +154,7 @@ def test_groups_tools_failures_and_facets(client: httpx.Client, run: Path) -> No
     [failure] = get(client, "runs/run/failures")
     assert (failure["kind"], failure["stage"], failure["count"]) == ("model_timeout", "model", 1)
     facets = get(client, "runs/run/facets")
-    assert {each["value"]: each["count"] for each in facets["outcome"]} == {"scored": 80, "failed": 1}
+    assert {facet["value"]: facet["count"] for facet in facets["outcome"]} == {"scored": 80, "failed": 1}
 
 
 def test_two_runs_are_compared(client: httpx.Client) -> None:
@@ -166,46 +163,27 @@ def test_two_runs_are_compared(client: httpx.Client) -> None:
     assert comparison["overall"]["difference"] > 0
 
 
-def test_a_note_is_stored_beside_the_run(own_client: httpx.Client, run: Path) -> None:
+def test_a_note_is_stored_beside_the_run(client: httpx.Client, changing: Path) -> None:
     note = {"id": "0:0", "item": 2, "tags": ["wrong tool"], "text": "should ask first"}
-    assert own_client.post("/api/runs/run/notes", json=note).status_code == 200
-    assert own_client.post("/api/runs/run/notes", json=note | {"text": "later"}).status_code == 200
-    [stored] = get(own_client, "runs/run/notes")
+    assert client.post("/api/runs/changing/notes", json=note).status_code == 200
+    assert client.post("/api/runs/changing/notes", json=note | {"text": "later"}).status_code == 200
+    [stored] = get(client, "runs/changing/notes")
     assert (stored["text"], stored["tags"], stored["item"]) == ("later", ["wrong tool"], 2)
-    assert len((run / "notes.jsonl").read_text().splitlines()) == 2
-    assert own_client.post("/api/runs/run/notes", json={"id": "0:0", "tags": [], "item": 2}).status_code == 200
-    assert get(own_client, "runs/run/notes") == []
+    assert len((changing / "notes.jsonl").read_text().splitlines()) == 2
+    assert client.post("/api/runs/changing/notes", json={"id": "0:0", "tags": [], "item": 2}).status_code == 200
+    assert get(client, "runs/changing/notes") == []
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_notes_on_a_read_only_run_are_kept_elsewhere(strong: Path, tmp_path: Path) -> None:
     strong.chmod(0o555)
     try:
         with start_viewer(strong, cache=tmp_path / "cache") as viewer, viewer.client() as client:
-            beside = get(client, "runs/strong")["notes_beside_run"]
+            assert get(client, "runs/strong")["notes_beside_run"] is False
             assert client.post("/api/runs/strong/notes", json={"id": "0:0", "tags": ["a"]}).status_code == 200
             assert len(get(client, "runs/strong/notes")) == 1
     finally:
         strong.chmod(0o755)
-        (strong / "notes.jsonl").unlink(missing_ok=True)
-    # root may write everywhere.
-    assert not beside or (tmp_path / "cache").exists()
-
-
-def test_events_follow_a_growing_run(viewer: Viewer, own_client: httpx.Client, run: Path) -> None:
-    _, line = next(iter(read_rows(run / "rollouts.jsonl")))
-    counts = []
-    with own_client.stream("GET", "/api/events", params={"run": "run"}) as stream:
-        for text in stream.iter_lines():
-            if text.startswith("data: "):
-                state = json.loads(text.removeprefix("data: "))
-                counts.append(state["rollouts"])
-                if state["rollouts"] == 81 and counts.count(81) == 1:
-                    with (run / "rollouts.jsonl").open("ab") as file:
-                        file.write(dump_row(line | {"_ng_task_index": 950}))
-                if state["rollouts"] == 82 and state["indexed"] == 1.0:
-                    break
-    assert counts[0] == 81
-    assert counts[-1] == 82
 
 
 def test_a_page_that_connects_again_gets_new_states_only(client: httpx.Client) -> None:
@@ -265,102 +243,61 @@ def test_wrong_requests_are_explained(client: httpx.Client, path: str, status: i
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "kind", "status"),
     [
-        b"",
-        b"[]",
-        b"nonsense",
-        b'{"id": "x"}',
-        b'{"id": "0:0", "more": 1}',
-        b'{"id": "0:0", "text": "%s"}' % (b"x" * 30_000),
+        *((body, "application/json", 400) for body in (b"", b"[]", b"nonsense", b'{"id": "x"}')),
+        (b'{"id": "0:0", "more": 1}', "application/json", 400),
+        (b'{"id": "0:0", "text": "%s"}' % (b"x" * 30_000), "application/json", 400),
+        (b"x" * 200_000, "application/json", 413),
+        *((b'{"id": "0:0", "tags": ["x"]}', kind, 415) for kind in ("", "text/plain", "application/json-patch")),
     ],
 )
-def test_a_note_that_is_not_valid_is_refused(client: httpx.Client, shared_run: Path, body: bytes) -> None:
-    answer = client.post("/api/runs/run/notes", content=body, headers={"Content-Type": "application/json"})
-    assert answer.status_code == 400
+def test_a_note_that_is_not_valid_json_is_refused(
+    client: httpx.Client, shared_run: Path, body: bytes, kind: str, status: int
+) -> None:
+    answer = client.post("/api/runs/run/notes", content=body, headers={"Content-Type": kind} if kind else {})
+    assert answer.status_code == status
+    assert status != 415 or "application/json" in answer.json()["detail"]
     assert not (shared_run / "notes.jsonl").exists()
 
 
-def test_a_body_that_is_too_large_is_refused(client: httpx.Client) -> None:
-    assert (
-        client.post(
-            "/api/runs/run/notes", content=b"x" * 200_000, headers={"Content-Type": "application/json"}
-        ).status_code
-        == 413
-    )
-
-
-@pytest.mark.parametrize(
-    "path", ["/api/runs", "/api/runs/run", "/api/events?run=run", "/api/compare?a=run&b=strong", "/api/no", "/api/"]
-)
 @pytest.mark.parametrize("given", ["nothing", "a wrong token", "in the query", "in a cookie", "in another header"])
-def test_no_data_is_shown_without_the_token(shared_viewer: Viewer, path: str, given: str) -> None:
+def test_no_data_is_shown_without_the_token(shared_viewer: Viewer, given: str) -> None:
     token, port = shared_viewer.token, shared_viewer.base.rpartition(":")[2]
     headers = {
         "a wrong token": {"Authorization": f"Bearer {token}x"},
         "in a cookie": {"Cookie": f"gymsdk-view-{port}={token}; gymsdk-token={token}; token={token}"},
         "in another header": {"x-api-key": token, "Referer": f"{shared_viewer.base}/#token={token}"},
     }.get(given, {})
-    asked = f"{path}{'&' if '?' in path else '?'}token={token}" if given == "in the query" else path
-    answer = httpx.get(shared_viewer.base + asked, headers=headers)
-    assert answer.status_code == 401
-    assert "token" in answer.json()["detail"]
+    for path in ("runs", "runs/run", "events?run=run", "compare?a=run&b=strong", "no", ""):
+        asked = f"{path}{'&' if '?' in path else '?'}token={token}" if given == "in the query" else path
+        answer = httpx.get(f"{shared_viewer.base}/api/{asked}", headers=headers)
+        assert answer.status_code == 401, path
+        assert "token" in answer.json()["detail"]
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/static/app.js", "/static/vendor/preact.mjs", "/favicon.ico", "/static/style.css"]
-)
-def test_the_pages_need_no_token_and_hold_no_data(shared_viewer: Viewer, path: str) -> None:
-    answer = httpx.get(shared_viewer.base + path)
-    assert answer.status_code == 200
-    assert shared_viewer.token.encode() not in answer.content
-    assert "set-cookie" not in answer.headers
-
-
-def test_no_answer_sets_a_cookie(shared_viewer: Viewer, client: httpx.Client) -> None:
-    for answer in (
-        client.get("/"),
-        client.get("/api/runs"),
-        httpx.get(f"{shared_viewer.base}/?token={shared_viewer.token}"),
-    ):
-        assert answer.status_code == 200
-        assert "set-cookie" not in answer.headers
-
-
-@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/json-patch", "x"])
-def test_a_note_is_only_taken_as_json(client: httpx.Client, shared_run: Path, kind: str) -> None:
-    headers = {"Content-Type": kind} if kind else {}
-    answer = client.post("/api/runs/run/notes", content=b'{"id": "0:0", "tags": ["x"]}', headers=headers)
-    assert answer.status_code == 415
-    assert "application/json" in answer.json()["detail"]
-    assert not (shared_run / "notes.jsonl").exists()
-
-
-def test_every_answer_has_the_security_headers(shared_viewer: Viewer, client: httpx.Client) -> None:
-    for answer in (
-        httpx.get(shared_viewer.base),
-        client.get("/"),
-        client.get("/api/runs"),
-        client.get("/static/app.js"),
-        client.get("/api/x"),
-    ):
+def test_the_pages_need_no_token_and_every_answer_has_the_security_headers(
+    shared_viewer: Viewer, client: httpx.Client
+) -> None:
+    files = ("", "/static/app.js", "/static/vendor/preact.mjs", "/favicon.ico", "/static/style.css")
+    pages = [httpx.get(shared_viewer.base + path) for path in (*files, f"/?token={shared_viewer.token}")]
+    for page in pages:
+        assert page.status_code == 200
+        assert shared_viewer.token.encode() not in page.content
+    for answer in (*pages, *map(client.get, ("/", "/api/runs", "/static/app.js", "/api/x"))):
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert answer.headers["cache-control"] == "no-store"
+        assert "set-cookie" not in answer.headers
 
 
-def test_other_hosts_are_refused(client: httpx.Client) -> None:
+def test_other_hosts_and_other_files_than_those_of_the_pages_are_refused(client: httpx.Client) -> None:
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 421
-
-
-@pytest.mark.parametrize(
-    "path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd", "/static/..%2f..%2fcli/view.py"]
-)
-def test_only_the_files_of_the_pages_are_served(client: httpx.Client, path: str) -> None:
-    assert client.get(path).status_code in {400, 404}
+    for path in ("../app.py", "%2e%2e/app.py", "/etc/passwd", "..%2f..%2fcli/view.py"):
+        assert client.get(f"/static/{path}").status_code in {400, 404}
 
 
 def test_the_viewer_listens_on_loopback_only(shared_viewer: Viewer) -> None:
@@ -373,23 +310,23 @@ def test_the_viewer_listens_on_loopback_only(shared_viewer: Viewer) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_viewer_although_a_page_follows_a_run(viewer: Viewer, own_client: httpx.Client) -> None:
-    with own_client.stream("GET", "/api/events", params={"run": "run"}) as stream:
+def test_ctrl_c_ends_the_viewer_although_a_page_follows_a_run(viewer: Viewer) -> None:
+    with viewer.client() as client, client.stream("GET", "/api/events", params={"run": "run"}) as stream:
         next(stream.iter_lines())
         viewer.process.send_signal(signal.SIGINT)
         assert viewer.process.wait(20) in {0, 1, 130, -signal.SIGINT}
 
 
-def test_all_runs_below_the_folder_are_listed_and_new_ones_are_found(strong: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "rollouts"
-    folder.mkdir()
-    (folder / "a").symlink_to(strong)
-    with start_viewer(cache=tmp_path / "cache", cwd=tmp_path) as viewer, viewer.client() as client:
-        (folder / "b").mkdir()
-        (folder / "b" / "rollouts.jsonl").write_bytes((strong / "rollouts.jsonl").read_bytes())
-        names = {each["run"] for each in get(client, "runs")}
-        assert "b" in names
-        assert get(client, "runs/b/rows")["total"] == 80
+def test_all_runs_below_the_folder_are_listed_and_new_ones_are_found(
+    shared_playing_viewer: Viewer, strong: Path
+) -> None:
+    with shared_playing_viewer.client() as client:
+        assert {info["run"] for info in get(client, "runs")} >= {"weak", "sampled"}
+        new = shared_playing_viewer.folder / "rollouts" / "new"
+        new.mkdir()
+        (new / "rollouts.jsonl").write_bytes((strong / "rollouts.jsonl").read_bytes())
+        assert "new" in {info["run"] for info in get(client, "runs")}
+        assert get(client, "runs/new/rows")["total"] == 80
 
 
 def test_the_libraries_are_those_that_were_checked_in() -> None:
@@ -421,9 +358,9 @@ def test_nothing_is_played_without_the_option(client: httpx.Client, action: str)
     assert client.get("/api/runs/run/rollouts/0:0").json()["can_play"] is False
 
 
-def test_a_rollout_is_played_again(playing_viewer: Viewer, weak: Path) -> None:
+def test_a_rollout_is_played_again(shared_playing_viewer: Viewer, weak: Path) -> None:
     line = find_tool_line(weak)
-    with playing_viewer.client() as client:
+    with shared_playing_viewer.client() as client:
         path = f"/api/runs/weak/rollouts/{line['gymsdk']['id']}"
         assert client.get(path).json()["can_play"] is True
         answer = client.post(f"{path}/replay", json={})
@@ -438,16 +375,16 @@ def test_a_rollout_is_played_again(playing_viewer: Viewer, weak: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rollout_is_continued_differently(playing_viewer: Viewer, weak: Path, tmp_path: Path) -> None:
+def test_a_rollout_is_continued_differently(shared_playing_viewer: Viewer, weak: Path) -> None:
     line = find_tool_line(weak)
-    with playing_viewer.client() as client:
+    with shared_playing_viewer.client() as client:
         path = f"/api/runs/weak/rollouts/{line['gymsdk']['id']}"
         answer = client.post(f"{path}/branch", json={"turn": 1, "say": "I give up.", "repeats": 2}).json()
-        first, second = (each["reward"] for each in answer["rollouts"])
+        first, second = (rollout["reward"] for rollout in answer["rollouts"])
         # The calls of the first turn may earn a part of the reward.
         assert first == second < 1.0
         run = answer["run"]
-        assert run in {each["run"] for each in client.get("/api/runs").json()}
+        assert run in {info["run"] for info in client.get("/api/runs").json()}
         rows = client.get(f"/api/runs/{run}/rows").json()["rows"]
         branched = client.get(f"/api/runs/{run}/rollouts/{rows[0]['task']}:0").json()
     assert len(rows) == 2
@@ -458,17 +395,17 @@ def test_a_rollout_is_continued_differently(playing_viewer: Viewer, weak: Path, 
         "turn": 1,
         "edited": True,
     }
-    assert (tmp_path / answer["folder"] / "rollouts.jsonl").exists()
+    assert (shared_playing_viewer.folder / answer["folder"] / "rollouts.jsonl").exists()
 
 
 @pytest.mark.slow
-def test_another_model_plays_on(playing_viewer: Viewer, weak: Path) -> None:
+def test_another_model_plays_on(shared_playing_viewer: Viewer, weak: Path) -> None:
     lines = (line for _, line in read_rows(weak / "rollouts.jsonl"))
     line = next(line for line in lines if line["reward"] == 0)
-    with playing_viewer.client() as client:
+    with shared_playing_viewer.client() as client:
         path = f"/api/runs/weak/rollouts/{line['gymsdk']['id']}/branch"
         answer = client.post(path, json={"turn": 0, "say": "", "model": "scripted/oracle"}).json()
-    assert [each["reward"] for each in answer["rollouts"]] == [1.0]
+    assert [rollout["reward"] for rollout in answer["rollouts"]] == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -489,14 +426,12 @@ def test_a_wrong_branch_is_explained(shared_playing_viewer: Viewer, body: dict[s
     assert (answer.status_code // 100, message in answer.json()["detail"]) == (4, True), answer.text
 
 
-def test_the_texts_of_tokens_are_shown_on_demand(sampled: Path, tmp_path: Path) -> None:
-    ids = list(TOKENS.encode())
-    options = ["--tokenizer", "bytes"]
-    with start_viewer(sampled, cache=tmp_path / "cache", options=options) as viewer, viewer.client() as client:
+def test_the_texts_of_tokens_are_shown_on_demand(shared_playing_viewer: Viewer) -> None:
+    with shared_playing_viewer.client() as client:
         rollout = client.get("/api/runs/sampled/rollouts/0:0").json()
         item = rollout["total_items"] - 1
         path = "/api/runs/sampled/rollouts/0:0/tokens"
-        texts = [bytes([each]).decode("utf-8", "replace") for each in ids]
+        texts = [bytes([token]).decode("utf-8", "replace") for token in TOKENS.encode()]
         assert client.get(path, params={"item": item}).json() == texts
         assert client.get(path, params={"item": item, "from": 3, "n": 2}).json() == [" ", "["]
         assert client.get(path, params={"item": 0}).status_code == 404

@@ -66,7 +66,7 @@ def open_viewer(chromium: Any) -> Iterator[Callable[..., Browser]]:
     yield build
     for context in contexts:
         context.close()
-    assert [problem for each in opened for problem in each.problems] == []
+    assert [problem for page in opened for problem in page.problems] == []
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_each_page_is_accessible_and_has_its_picture(
     page = open_viewer(viewer, color_scheme=theme).open(address, text)
     page.wait_for_timeout(300)
     results = axe.Axe().run(page)
-    assert [(each["id"], each["nodes"][0]["html"]) for each in results.response["violations"]] == []
+    assert [(found["id"], found["nodes"][0]["html"]) for found in results.response["violations"]] == []
     if SCREENSHOTS:
         page.screenshot(path=f"{SCREENSHOTS}/{name}-{theme}.png")
 
@@ -209,7 +209,7 @@ def test_columns_are_chosen(browser: Browser, run: Path) -> None:
     ).wait_for()
     assert page.get_by_role("columnheader", name="turns").count() == 0
     results = axe.Axe().run(page)
-    assert [(each["id"], each["nodes"][0]["html"]) for each in results.response["violations"]] == []
+    assert [(found["id"], found["nodes"][0]["html"]) for found in results.response["violations"]] == []
     page.reload()
     page.get_by_role("columnheader", name="calls_needed").wait_for()
     page.locator(".grid-row").first.wait_for()
@@ -239,8 +239,8 @@ def test_a_saved_filter_finds_groups_without_variance(browser: Browser, run: Pat
     rewards: dict[tuple[str, int], list[float]] = {}
     for _, line in read_rows(run / "rollouts.jsonl"):
         rewards.setdefault((line["gymsdk"]["environment"], line["_ng_task_index"]), []).append(line["reward"])
-    alike = [each for each in rewards.values() if len(each) > 1 and len(set(each)) == 1]
-    failed = 1 if any(key == ("tool_call", 0) and len(set(each)) == 1 for key, each in rewards.items()) else 0
+    alike = [task for task in rewards.values() if len(task) > 1 and len(set(task)) == 1]
+    failed = 1 if any(key == ("tool_call", 0) and len(set(task)) == 1 for key, task in rewards.items()) else 0
     page.wait_for_timeout(300)
     assert count_shown(page) == sum(map(len, alike)) + failed
 
@@ -466,7 +466,7 @@ def open_export(chromium: Any) -> Iterator[Callable[[Path], Browser]]:
     yield build
     for context in contexts:
         context.close()
-    assert [problem for each in opened for problem in each.problems] == []
+    assert [problem for page in opened for problem in page.problems] == []
 
 
 @pytest.mark.parametrize("name", ["page.html", pytest.param("folder", marks=pytest.mark.slow)])
@@ -529,10 +529,10 @@ def test_hostile_transcripts_do_nothing_in_an_exported_page(
 
 
 def test_a_rollout_is_played_again_and_continued_differently(
-    playing_viewer: Viewer, weak: Path, open_viewer: Callable[..., Browser]
+    shared_playing_viewer: Viewer, weak: Path, open_viewer: Callable[..., Browser]
 ) -> None:
     line = find_line(weak, "tool_call", tools=True)
-    browser = open_viewer(playing_viewer)
+    browser = open_viewer(shared_playing_viewer)
     page = browser.open(f"#/run/weak/{line['gymsdk']['id']}", "tool call")
     page.get_by_role("button", name="play again").click()
     page.get_by_text("equal: items and reward 1").wait_for()
@@ -543,7 +543,7 @@ def test_a_rollout_is_played_again_and_continued_differently(
     turns = line["gymsdk"]["turns"]
     assert f"The first {turns - 1} of {turns} turns are said as stored" in dialog.inner_text()
     results = axe.Axe().run(page)
-    assert [each["id"] for each in results.response["violations"]] == []
+    assert [found["id"] for found in results.response["violations"]] == []
     dialog.locator("textarea").fill("I do not know.")
     if SCREENSHOTS:
         page.screenshot(path=f"{SCREENSHOTS}/branch-light.png")
@@ -560,18 +560,17 @@ def test_nothing_is_played_without_the_option(browser: Browser, run: Path) -> No
 
 
 @pytest.mark.slow
-def test_tokens_are_shown_with_their_texts(sampled: Path, tmp_path: Path, open_viewer: Callable[..., Browser]) -> None:
-    with start_viewer(sampled, cache=tmp_path / "cache", options=["--tokenizer", "bytes"]) as viewer:
-        browser = open_viewer(viewer)
-        page = browser.open("#/run/sampled/0:0", "raw")
-        page.get_by_role("button", name="tokens").click()
-        tokens = page.locator(".tokens")
-        tokens.get_by_text("H", exact=True).wait_for()
-        assert tokens.locator("span").all_inner_texts()[-5:] == list("[end]")
-        assert tokens.locator("span").first.get_attribute("title") == "id 72, log-probability 0.0000"
-        assert tokens.locator(".t3").count() == 0
-        results = axe.Axe().run(page)
-        assert [each["id"] for each in results.response["violations"]] == []
+def test_tokens_are_shown_with_their_texts(shared_playing_viewer: Viewer, open_viewer: Callable[..., Browser]) -> None:
+    browser = open_viewer(shared_playing_viewer)
+    page = browser.open("#/run/sampled/0:0", "raw")
+    page.get_by_role("button", name="tokens").click()
+    tokens = page.locator(".tokens")
+    tokens.get_by_text("H", exact=True).wait_for()
+    assert tokens.locator("span").all_inner_texts()[-5:] == list("[end]")
+    assert tokens.locator("span").first.get_attribute("title") == "id 72, log-probability 0.0000"
+    assert tokens.locator(".t3").count() == 0
+    results = axe.Axe().run(page)
+    assert [found["id"] for found in results.response["violations"]] == []
 
 
 def test_judges_and_the_rewards_of_steps_are_shown(

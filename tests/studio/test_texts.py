@@ -68,7 +68,7 @@ def build_line(task: int, items: list[dict[str, Any]]) -> dict[str, Any]:
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts") / "texts"
     folder.mkdir()
-    (folder / "rollouts.jsonl").write_bytes(b"".join(dump_row(build_line(*each)) for each in enumerate(ITEMS)))
+    (folder / "rollouts.jsonl").write_bytes(b"".join(dump_row(build_line(*numbered)) for numbered in enumerate(ITEMS)))
     failed = build_line(9, [build_message("broken off")])
     del failed["reward"], failed["gymsdk"]["verdict"]
     failed["gymsdk"] |= {"outcome": "failed"}
