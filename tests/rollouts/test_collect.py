@@ -34,12 +34,6 @@ from gymsdk.rollouts.run import play_missing, write_result
 from gymsdk.rollouts.tasks import read_splits
 from gymsdk.types import Episode, Failure, Item, Rollout, Row
 
-RETRYABLE_VERIFY_FAILURE = """
-@hookimpl
-def verify():
-    raise Unscorable("the judge is unavailable", kind="judge_failed", retryable=True)
-"""
-
 FAILS_TWICE = """
 tries = 0
 
@@ -168,17 +162,6 @@ async def test_a_retryable_failure_is_retried_within_the_attempts(
         assert (line["_ng_attempt_index"], line["_ng_failure_terminal"]) == (expected[0] - 1, False)
 
 
-async def test_a_failure_of_the_verifier_is_not_retried_within_a_run(
-    folder: RunFolder, environment: Callable[..., Environment]
-) -> None:
-    unscorable = environment(RETRYABLE_VERIFY_FAILURE)
-    model = _failing_model(0, ValueError())
-    played = await LocalPlayer({"sums": unscorable}, model, attempts=5)(_job(folder))
-    failure = played.rollout.failure
-    assert failure is not None
-    assert (failure.stage, failure.retryable, played.attempts) == ("verify", True, 1)
-
-
 @pytest.mark.parametrize(
     ("kind", "attempts"), [("server_unreachable", 2), ("session_lost", 2), ("hook_raised", 1), ("worker_timeout", 1)]
 )
@@ -246,17 +229,6 @@ async def test_a_row_that_no_longer_fits_the_environment_is_a_terminal_failure(
     (stored,) = folder.read_failures()
     line = stored.line
     assert (line["_ng_failure_class"], line["_ng_failure_terminal"]) == ("bad_row", True)
-
-
-async def test_a_verdict_that_is_not_json_is_a_failure(sums: Mapping[str, Environment], folder: RunFolder) -> None:
-    answers = [row["answer"] for row in folder.read_inputs()]
-    async with load("sums", sulks=answers[:1]) as unserializable:
-        results = await _play_missing(folder, LocalPlayer({"sums": unserializable}, _failing_model(0, ValueError())))
-    assert sorted(played.rollout.outcome for played in results) == ["failed", "scored", "scored"]
-    (stored,) = folder.read_failures()
-    line = stored.line
-    assert line["_ng_failure_class"] == "bad_answer"
-    assert "reward" not in line
 
 
 async def test_the_number_of_concurrent_rollouts_is_limited() -> None:

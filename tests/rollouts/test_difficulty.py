@@ -83,13 +83,8 @@ def test_the_zero_variance_share_counts_only_tasks_with_repeats():
 
 def test_a_histogram_puts_an_edge_value_into_the_upper_bin_and_one_into_the_last():
     result = build_histogram([0.0, 0.3, 0.7, 0.95, 1.0])
-    assert [each.count for each in result] == [1, 0, 0, 1, 0, 0, 0, 1, 0, 2]
+    assert [bar.count for bar in result] == [1, 0, 0, 1, 0, 0, 0, 1, 0, 2]
     assert (result[0].low, result[-1].high) == (0.0, 1.0)
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.integers(1, 20))
-def test_a_histogram_counts_every_value(values, bins):
-    assert sum(each.count for each in build_histogram(values, bins=bins)) == len(values)
 
 
 def test_a_histogram_spans_values_outside_zero_and_one():
@@ -102,9 +97,3 @@ def test_a_histogram_spans_values_outside_zero_and_one():
 def test_bands_separate_tasks_by_their_share_of_right_rollouts():
     result = count_bands(rollouts([[0, 0], [0, 0, 0, 1], [0, 1], [1, 1, 1, 0], [1, 1], [0.4, 0.4]]))
     assert result == {"always wrong": 1, "hard": 1, "medium": 2, "easy": 1, "always right": 1}
-
-
-def test_bands_are_measured_against_the_maximum_reward():
-    result = count_bands(rollouts([[2, 2], [1, 1], [1, 1], [0, -1]]), maxima={0: 2.0, 1: 2.0, 3: 0.5})
-    assert result == {"always wrong": 1, "hard": 0, "medium": 1, "easy": 0, "always right": 2}
-    assert count_bands(rollouts([[1, -1]]), maxima={0: 0.0})["always wrong"] == 1

@@ -11,7 +11,7 @@ import pytest
 
 from gymsdk.errors import BadOutput, GymsdkError
 from gymsdk.rollouts import folder as torn
-from gymsdk.rollouts.folder import FILES, RunFolder
+from gymsdk.rollouts.folder import RunFolder
 
 
 def _line(task: int, repeat: int = 0, **fields: Any) -> dict[str, Any]:
@@ -36,17 +36,6 @@ def test_a_file_at_the_path_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BadOutput, match=r"out is a file; name a folder with --output$"), RunFolder(tmp_path / "out"):
         pass
     with pytest.raises(BadOutput, match="Not a directory; choose another"), RunFolder(tmp_path / "out" / "in"):
-        pass
-
-
-def test_only_one_process_holds_a_folder(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with RunFolder(out) as folder:
-        with pytest.raises(BadOutput, match="another run is writing"), RunFolder(out):
-            pass
-        _start(folder)
-    assert folder.can_resume
-    with RunFolder(out):
         pass
 
 
@@ -118,22 +107,6 @@ def test_a_new_run_removes_only_the_files_of_the_previous_one(tmp_path: Path) ->
         _start(folder, model="other")
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "inputs.jsonl", "run.json"}
     assert folder.read_settings() == {"model": "other"}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_without_a_run_is_foreign(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    foreign = RunFolder(tmp_path).list_foreign_files()
-    assert foreign == ([] if name == "run.json" else [name])
-
-
-def test_an_appended_line_is_on_disk_at_once(tmp_path: Path) -> None:
-    with RunFolder(tmp_path) as folder:
-        _start(folder)
-        folder.append(_line(0))
-        folder.append(_line(1), failed=True)
-        assert [json.loads(line) for line in folder.rollouts.read_bytes().splitlines()] == [_line(0)]
-        assert [json.loads(line) for line in folder.failures.read_bytes().splitlines()] == [_line(1)]
 
 
 def test_a_folder_reports_the_progress_of_its_run(tmp_path: Path) -> None:

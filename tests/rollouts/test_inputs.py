@@ -157,7 +157,7 @@ def test_the_metrics_file_is_the_json_of_all_metrics(tmp_path: Path) -> None:
     summaries = [Summary({"environment": name, "reward": 0.5, "note": "a\nb"}, [], samples) for name in ("one", "two")]
     for several in ([], summaries[:1], summaries):
         text = b"".join(iter_metrics_json(several))
-        complete = [{**each.metrics, "group_level_metrics": [*each.iter_tasks()]} for each in several]
+        complete = [{**summary.metrics, "group_level_metrics": [*summary.iter_tasks()]} for summary in several]
         assert json.loads(text) == complete
         assert text.decode() == json.dumps(complete, indent=2) + "\n"
 

@@ -28,7 +28,7 @@ def test_sampling_parameters_override_those_of_the_row() -> None:
 
 def test_a_row_may_name_no_agent() -> None:
     assert [
-        get_environment_name(each) for each in ({}, {"agent_ref": None}, {"agent_ref": {}}, {"agent_ref": {"name": 3}})
+        get_environment_name(row) for row in ({}, {"agent_ref": None}, {"agent_ref": {}}, {"agent_ref": {"name": 3}})
     ] == [None] * 4
 
 

@@ -92,7 +92,9 @@ async def _open_judge(path: Path, **settings: Any) -> AsyncIterator[Judge]:
 
 
 async def _reverify(path: Path, judge: Judge) -> list[Reverified]:
-    return [each async for each in reverify_reverify(reverify.StoredRun(path).iter_rollouts(), judge, concurrency=3)]
+    return [
+        result async for result in reverify_reverify(reverify.StoredRun(path).iter_rollouts(), judge, concurrency=3)
+    ]
 
 
 async def _play(folder: Path, *, model: str = "scripted/oracle:0.5", **settings: Any) -> Path:
@@ -122,7 +124,7 @@ async def test_servers_give_the_same_verdicts_as_this_process(played: Path) -> N
         servers = await fetch_servers(running.head_url)
         assert await list_sessionless(servers, reverify.StoredRun(played), force=False) == []
         results = await _reverify(played, build_remote_judge(servers))
-    assert [each.build_line() for each in results] == read_lines(played / "rollouts.jsonl")
+    assert [result.build_line() for result in results] == read_lines(played / "rollouts.jsonl")
 
 
 async def test_a_changed_verifier_changes_rewards(played: Path) -> None:
@@ -143,9 +145,9 @@ async def test_a_changed_verifier_changes_rewards(played: Path) -> None:
 async def test_the_settings_of_the_run_apply_unless_overridden(tmp_path: Path) -> None:
     folder = await _play(tmp_path / "out", bonus="0.5", key="hush")
     async with _open_judge(folder) as judge:
-        assert not any(each.changed for each in await _reverify(folder, judge))
+        assert not any(result.changed for result in await _reverify(folder, judge))
     async with _open_judge(folder, bonus=0.0) as judge:
-        assert all(each.changed for each in await _reverify(folder, judge))
+        assert all(result.changed for result in await _reverify(folder, judge))
 
 
 @pytest.mark.slow
@@ -154,7 +156,7 @@ async def test_a_removed_setting_is_ignored_and_an_unknown_one_is_rejected(playe
     about["settings"]["environments"]["tally"]["settings"]["gone"] = 1
     (played / "run.json").write_text(json.dumps(about))
     async with _open_judge(played) as judge:
-        assert not any(each.changed for each in await _reverify(played, judge))
+        assert not any(result.changed for result in await _reverify(played, judge))
     with pytest.raises(BadConfig, match="no setting 'bonsu'"):
         async with _open_judge(played, bonsu=1):
             pass
@@ -165,7 +167,7 @@ async def test_failed_rollouts_are_scored_once_the_judge_works(tmp_path: Path) -
     folder = await _play(tmp_path / "out", judge="down")
     async with _open_judge(folder / "failures.jsonl", judge="up") as judge:
         results = await _reverify(folder / "failures.jsonl", judge)
-    assert [each.changed for each in results] == [True] * 8
+    assert [result.changed for result in results] == [True] * 8
     line = results[0].build_line()
     assert line is not None
     assert line["gymsdk"]["outcome"] == "scored"

@@ -50,22 +50,18 @@ def play(
     recorder, progress = Recorder(), RecordingProgress()
     pins = {"pinned": plan.pop("pinned", {})}
 
+    async def play_with(**model: Any) -> None:
+        given = {"limit": 2, "environments": {"sums": {}}, **model, **plan}
+        await execute(Run(Plan(**given), out, resume=resume, limits=RunLimits(attempts=1)), progress)
+
     async def run() -> None:
         async with serve(recorder.application) as url:
             if not through_servers:
-                given = {
-                    "model": "vllm/m",
-                    "model_options": {"base_url": url, **pins},
-                    "limit": 2,
-                    "environments": {"sums": {}},
-                    **plan,
-                }
-                await execute(Run(Plan(**given), out, resume=resume, limits=RunLimits(attempts=1)), progress)
+                await play_with(model="vllm/m", model_options={"base_url": url, **pins})
                 return
             policy = ModelServerConfig(name="vllm/m", options={"base_url": url})
             async with serve_deployment(["sums"], deployment=Deployment(model=policy)) as running:
-                given = {"head": running.head_url, "limit": 2, "environments": {"sums": {}}, **plan}
-                await execute(Run(Plan(**given), out, resume=resume, limits=RunLimits(attempts=1)), progress)
+                await play_with(head=running.head_url)
 
     asyncio.run(asyncio.wait_for(run(), 60))
     return recorder.sent, [message for message in progress.messages if message.startswith("sampling: ")]
@@ -119,7 +115,7 @@ def test_a_run_begun_before_keeps_its_sampling_at_each_resume(tmp_path: Path, th
         assert sent == [FIXED, FIXED]
         assert "temperature 1.0, top_p 1.0" in said[0]
         (out / "rollouts.jsonl").write_bytes(b"")
-    assert [each["sampling"] for each in read_about(out)["resumed"]] == [said[0].removeprefix("sampling: ")] * 2
+    assert [resume["sampling"] for resume in read_about(out)["resumed"]] == [said[0].removeprefix("sampling: ")] * 2
 
 
 def test_a_run_of_this_version_keeps_the_defaults_of_the_engine_on_resume(tmp_path: Path) -> None:

@@ -236,22 +236,6 @@ def test_stored_rollouts_are_a_sequence_read_from_disk() -> None:
     assert list(StoredRollouts(read, "other", count=0)) == []
 
 
-def test_a_stored_rollout_has_the_fields_of_its_line() -> None:
-    line = _line(3, 1, 0.5, "4", reward_components={"steps": 0.25, "verdict": 0.25})
-    (rollout,) = StoredRollouts(lambda: [StoredRollout(line)], "made", count=1)
-    assert (rollout.id, rollout.repeat, rollout.seed, rollout.outcome) == ("3:1", 1, 1, "scored")
-    assert rollout.verdict is not None
-    assert rollout.verdict.model_dump() == {
-        "reward": 0.25,
-        "components": {"verdict": 0.25},
-        "grader_timeout": False,
-        "extracted_answer": "4",
-        "length": 3,
-    }
-    assert rollout.row["difficulty"] == 5
-    assert (rollout.usage["policy"].output_tokens, rollout.timing.stages["verify"]) == (2, 10.0)
-
-
 def test_the_metrics_file_is_written_task_by_task_and_holds_no_rollout_in_memory(
     folder: RunFolder, environment_with_metrics: Environment
 ) -> None:
@@ -269,11 +253,3 @@ def test_the_metrics_file_is_written_task_by_task_and_holds_no_rollout_in_memory
     (summary,) = summaries
     whole = [{**summary.metrics, "group_level_metrics": list(summary.iter_tasks())}]
     assert folder.metrics.read_bytes() == jsonl.dump_document(whole)
-
-
-@pytest.mark.parametrize("names", [[], ["made"], ["made", "other"]])
-def test_the_metrics_file_has_the_layout_of_a_json_document(folder: RunFolder, names: list[str]) -> None:
-    environments = {name: Environment(name, ConflictingMetrics()) for name in names}
-    summaries = asyncio.run(build_summaries(folder, environments))
-    whole = [{**each.metrics, "group_level_metrics": []} for each in summaries]
-    assert b"".join(iter_metrics_json(summaries)) == jsonl.dump_document(whole)
