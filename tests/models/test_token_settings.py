@@ -13,7 +13,7 @@ from gymsdk.convert.request_keys import REQUEST_KEYS, RequestKey
 from gymsdk.errors import Failed
 from gymsdk.models import registry
 from gymsdk.models.token_settings import PREFIX_FIELD, get_sampling_settings
-from gymsdk.responses import CONSTRAINED_FIELD, SAMPLING_FIELD, TOKEN_FIELDS, TokenInterface
+from gymsdk.responses import SAMPLING_FIELD, TOKEN_FIELDS, TokenInterface
 from gymsdk.types import Item
 
 INTERFACES: tuple[TokenInterface, ...] = ("vllm-generate", "vllm-completions", "nemo-rl", "chat")
@@ -39,14 +39,6 @@ async def test_a_field_without_meaning_is_refused_with_its_reason(interface: Tok
     assert key.reason in str(refused.value)
     # A null value leaves the field out.
     assert (await respond(interface, {key.name: None}))["output"]
-
-
-@pytest.mark.parametrize(
-    "name", ["regex", "ebnf", "guided_json", "guided_of_tomorrow", "structured_outputs", "grammar"]
-)
-async def test_a_request_that_constrains_the_decoding_is_marked(name: str) -> None:
-    assert (await respond("vllm-completions", **{name: {"a": 1}}))["output"][-1][CONSTRAINED_FIELD]
-    assert CONSTRAINED_FIELD not in (await respond("vllm-completions", **{name: None}))["output"][-1]
 
 
 @pytest.mark.parametrize("field", [key.name for key in REQUEST_KEYS.values() if key.is_zero_effective])

@@ -74,6 +74,14 @@ def draw_turn(rng: random.Random) -> Turn:
     )
 
 
+TALK = [
+    Turn("think then answer", "then another one", ("look",), ("in there", "", "")),
+    Turn("", "the answer is in there", (), ("go on then", "", "")),
+    Turn("hm", "", ("look", "open_door"), ("one", "another", "")),
+    Turn("", "done in there", (), ("", "", "")),
+]
+"""A conversation with reasoning, calls and replies."""
+
 TURNS = [draw_turn(random.Random(seed)) for seed in range(500)]
 conversations = st.lists(st.sampled_from(TURNS), min_size=2, max_size=4)
 """Conversations of two to four random turns."""

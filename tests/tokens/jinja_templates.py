@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
@@ -31,7 +31,7 @@ from gymsdk.models.options import ModelOptions
 from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, TokenInterface
 from gymsdk.tokens.bridge import parse_call_arguments
 from gymsdk.tokens.tokenizer import render_messages
-from gymsdk.types import Item, extract_text
+from gymsdk.types import Item
 
 SPECIAL = re.compile(
     r"<\|[^|<>\n'\"{}]{1,40}\|>|<\uff5c[^\uff5c<>\n]{1,40}\uff5c>|\[/?[A-Z][A-Z_]{2,30}\]|</?s>|<(?:bos|eos|pad|unk)>"
@@ -161,6 +161,7 @@ class GenerationTag(Extension):
         return str(caller())
 
 
+@cache
 def compile_template(source: str) -> Any:
     """Return the template in *source*, with the functions and filters that transformers provides."""
 
@@ -194,22 +195,14 @@ class JinjaTokenizer:
     def __post_init__(self) -> None:
         self._template = compile_template(self.source)
         self._ids = {text: FIRST_SPECIAL_ID + number for number, text in enumerate(self.special_tokens)}
-        self._texts = {number: text for text, number in self._ids.items()}
+        self._bytes = [bytes([number]) for number in range(FIRST_SPECIAL_ID)] + [text.encode() for text in self._ids]
         self._pattern = re.compile("(" + "|".join(map(re.escape, sorted(self._ids, key=len, reverse=True))) + ")")
         self.eos_token_id = self._ids[self.eos]
 
     @cached_property
     def eos(self) -> str:
-        known = (
-            "<|im_end|>",
-            "<|eot_id|>",
-            "<|return|>",
-            "<|END_OF_TURN_TOKEN|>",
-            "<end_of_turn>",
-            "<|eom_id|>",
-            "<|end|>",
-        )
-        return next((text for text in known if text in self.source), "</s>")
+        known = "<|im_end|> <|eot_id|> <|return|> <|END_OF_TURN_TOKEN|> <end_of_turn> <|eom_id|> <|end|>"
+        return next((text for text in known.split() if text in self.source), "</s>")
 
     @cached_property
     def special_tokens(self) -> list[str]:
@@ -257,11 +250,7 @@ class JinjaTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], /) -> str:
-        parts = [self._texts[number].encode() if number >= FIRST_SPECIAL_ID else bytes([number]) for number in ids]
-        return b"".join(parts).decode("utf-8", "replace")
-
-    def is_special(self, number: int) -> bool:
-        return number >= FIRST_SPECIAL_ID
+        return b"".join(map(self._bytes.__getitem__, ids)).decode("utf-8", "replace")
 
 
 class TemplateEngine:
@@ -285,21 +274,15 @@ class TemplateEngine:
     def _answer(self, path: str, body: Item) -> Item:
         if path == "/detokenize":
             return {"prompt": self.tokenizer.decode(body["tokens"])}
-        if path in {"/tokenize", "chat/completions/render"}:
+        if path == "chat/completions/render":
             prompted = body["add_generation_prompt"]
             ids = self.tokenizer.encode(self.render(body["messages"], body.get("tools"), prompted=prompted))
-            return {"tokens": ids, "token_ids": ids, "sampling_params": {}}
+            return {"token_ids": ids, "sampling_params": {}}
         if path == "/inference/v1/generate":
             self.generated = self.tokenizer.encode(self._write())
             choice = {"token_ids": self.generated, "finish_reason": "stop"}
             logprobs = [{"logprob": -0.5}] * len(self.generated)
             return {"choices": [choice | {"logprobs": {"content": logprobs}}], "prompt_token_ids": body["token_ids"]}
-        if path == "completions":
-            self.generated = self.tokenizer.encode(self._write())
-            text = "".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in self._list_calls())
-            choice = {"token_ids": self.generated, "finish_reason": "stop", "prompt_token_ids": body["prompt"]}
-            choice |= {"text": text or self._get_text(), "logprobs": {"token_logprobs": [-0.5] * len(self.generated)}}
-            return {"choices": [choice]}
         answer = chat_inbound.build_answer(responses.build_response(self.output, model="m", usage=None), {})
         if path == "chat/completions/derender":
             return answer
@@ -314,13 +297,6 @@ class TemplateEngine:
             self.tokenizer, [*map(parse_call_arguments, messages)], tools=tools or None, add_generation_prompt=prompted
         )
         return self.tokenizer.decode(ids)
-
-    def _list_calls(self) -> list[Item]:
-        calls = [item for item in self.output if item["type"] == "function_call"]
-        return [{"name": call["name"], "arguments": json.loads(call["arguments"])} for call in calls]
-
-    def _get_text(self) -> str:
-        return "".join(extract_text(item["content"]) for item in self.output if item["type"] == "message")
 
     def _write(self) -> str:
         """Return what the policy generates: its turn as the template writes it, up to the token that ends it."""

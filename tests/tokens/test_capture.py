@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -22,16 +22,16 @@ import httpx
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from openai import AsyncOpenAI, BadRequestError, NotFoundError, UnprocessableEntityError
 from servers.app_helpers import serve_app
 
+import gymsdk
 from gymsdk import responses
 from gymsdk.errors import Failed, UsageError
 from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, TokenInterface
 from gymsdk.servers import model as model_server
 from gymsdk.servers.capture import TokenCapturingModel
 from gymsdk.tokens.capture import Lineage, TokenCaptureFolder, build_entry
-from gymsdk.types import Episode, Item
+from gymsdk.types import Episode, Item, Model
 
 from .conversations import TOOLS, Turn, TurnPolicy, conversations
 from .engine_transport import build_upstream
@@ -51,11 +51,13 @@ class Harness:
     """Whether each answer says that its chain is broken."""
 
     async def play(self, turns: Sequence[Turn]) -> None:
+        from openai import AsyncOpenAI
+
         async with AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0) as client:
             for turn in turns:
                 await self._play_turn(client, turn)
 
-    async def _play_turn(self, client: AsyncOpenAI, turn: Turn) -> None:
+    async def _play_turn(self, client: Any, turn: Turn) -> None:
         extra: dict[str, Any] = {"max_tokens": turn.max_tokens} if turn.max_tokens else {}
         answer = await client.chat.completions.create(
             model="policy", messages=self.messages, tools=CHAT_TOOLS, extra_body={"return_token_ids": True}, **extra
@@ -65,9 +67,9 @@ class Harness:
         self.marked.append(message.get(BROKEN_FIELD, False))
         calls = message.get("tool_calls", [])
         for call in calls:
-            arguments = call["function"]["arguments"]
-            with_spaces = json.dumps(json.loads(arguments), indent=1) if is_json(arguments) else arguments
-            call["function"] = call["function"] | {"arguments": with_spaces}
+            with suppress(ValueError):
+                with_spaces = json.dumps(json.loads(call["function"]["arguments"]), indent=1)
+                call["function"] = call["function"] | {"arguments": with_spaces}
         kept = {key: message[key] for key in ("role", "content", "tool_calls") if key in message}
         self.messages.append({"content": ""} | kept)
         self.messages += [
@@ -81,23 +83,17 @@ class Harness:
         return sum(prompt[: len(ids)] != ids for ids, prompt in zip(kept, prompts[1:], strict=False))
 
 
-def is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
 @asynccontextmanager
 async def serve(
     folder: Path, turns: Sequence[Turn], template: str = "qwen", interface: TokenInterface = "vllm-completions"
 ) -> AsyncIterator[str]:
     """Serve a policy that plays *turns*, and yield the server's URL."""
-    upstream, _ = build_upstream(TurnPolicy(turns), interface, template=template)
-    model = TokenCapturingModel(upstream, TokenCaptureFolder(folder))
-    async with serve_app(model_server.create_app(model)) as url:
+    async with serve_model(build_upstream(TurnPolicy(turns), interface, template=template)[0], folder) as url:
         yield url
+
+
+def serve_model(model: Model, folder: Path) -> AbstractAsyncContextManager[str]:
+    return serve_app(model_server.create_app(TokenCapturingModel(model, TokenCaptureFolder(folder))))
 
 
 def build_url(url: str, rollout: str, *, captured: bool = True) -> str:
@@ -134,7 +130,7 @@ TURNS = [
 ]
 
 
-@pytest.mark.parametrize("template", ["qwen", "gemma", "strip", "mistral", "drop-empty"])
+@pytest.mark.parametrize("template", ["qwen", "mistral"])
 async def test_an_agent_without_token_ids_continues_on_exact_tokens(tmp_path: Path, template: str) -> None:
     async with serve(tmp_path, TURNS, template) as url:
         harness = Harness(build_url(url, "7-0"))
@@ -173,29 +169,24 @@ async def test_any_conversation_continues_on_exact_tokens(
     check_chain(read_entries(folder, "r"))
 
 
-async def test_a_rewritten_conversation_has_no_parent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with serve(tmp_path, TURNS) as url:
+async def test_a_conversation_that_is_rewritten_or_replaced_by_a_summary_has_no_parent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent changes its first message, and later drops all turns of the policy; it keeps the tools."""
+    turns = [*TURNS[:3], *TURNS[2:]]
+    async with serve(tmp_path, turns) as url:
         harness = Harness(build_url(url, "r"))
-        await harness.play(TURNS[:2])
+        await harness.play(turns[:2])
         harness.messages[0] = {"role": "user", "content": "summary of the conversation"}
-        await harness.play(TURNS[2:3])
-    last = read_entries(tmp_path, "r")[-1]
-    assert (last["parent_resolution"], last["parent_call_id"]) == ("unresolved", None)
-    assert harness.marked == [False, False, True]
-    assert sum("the agent edited the conversation" in record.getMessage() for record in caplog.records) == 1
-
-
-async def test_a_conversation_that_is_replaced_by_a_summary_has_no_parent(tmp_path: Path) -> None:
-    """The agent keeps the tools, and drops all turns of the policy."""
-    async with serve(tmp_path, TURNS) as url:
-        harness = Harness(build_url(url, "r"))
-        await harness.play(TURNS[:2])
+        await harness.play(turns[2:3])
         harness.messages = [{"role": "user", "content": "Summary: I looked, and opened the door. Go on."}]
-        await harness.play(TURNS[2:])
+        await harness.play(turns[3:])
     entries = read_entries(tmp_path, "r")
-    assert [entry["parent_resolution"] for entry in entries] == ["root", "resolved", "unresolved", "resolved"]
-    assert entries[2]["parent_call_id"] is None
-    assert harness.marked == [False, False, True, False]
+    kinds = ["root", "resolved", "unresolved", "unresolved", "resolved"]
+    assert [entry["parent_resolution"] for entry in entries] == kinds
+    assert [entry["parent_call_id"] is not None for entry in entries] == [kind == "resolved" for kind in kinds]
+    assert harness.marked == [False, False, True, True, False]
+    assert sum("the agent edited the conversation" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("system", ["You are the assistant's assistant.", ""])
@@ -212,9 +203,10 @@ async def test_another_agent_and_a_repeated_request_start_unmarked(tmp_path: Pat
 
 
 async def test_a_failed_call_is_not_a_missing_call(tmp_path: Path) -> None:
+    from openai import BadRequestError
+
     upstream, transport = build_upstream(TurnPolicy(TURNS), "vllm-completions", template="qwen")
-    model = TokenCapturingModel(upstream, TokenCaptureFolder(tmp_path))
-    async with serve_app(model_server.create_app(model)) as url:
+    async with serve_model(upstream, tmp_path) as url:
         harness = Harness(build_url(url, "r"))
         await harness.play(TURNS[:1])
         transport.status = 400
@@ -228,20 +220,17 @@ async def test_a_failed_call_is_not_a_missing_call(tmp_path: Path) -> None:
 
 
 async def test_a_model_without_token_ids_makes_the_rollout_incomplete(tmp_path: Path) -> None:
-    class Plain:
-        async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-            return responses.build_response([responses.build_message("hello")], model="plain", request=request)
-
-    model = TokenCapturingModel(Plain(), TokenCaptureFolder(tmp_path))
-    async with serve_app(model_server.create_app(model)) as url, httpx.AsyncClient() as client:
+    async with serve_model(gymsdk.model("scripted/echo"), tmp_path) as url, httpx.AsyncClient() as client:
         answer = await client.post(f"{build_url(url, 'r')}/responses", json={"input": "hi"})
-    assert answer.json()["output"][0]["content"][0]["text"] == "hello"
+    assert answer.json()["output"][0]["content"][0]["text"] == "hi"
     state = json.loads((tmp_path / "r.tokens.state.json").read_text())
     assert (state["incomplete"], state["version"]) == (True, 1)
     assert not (tmp_path / "r.tokens.jsonl").exists()
 
 
 async def test_a_rollout_that_was_read_takes_no_more_calls(tmp_path: Path) -> None:
+    from openai import UnprocessableEntityError
+
     async with serve(tmp_path, TURNS) as url:
         harness = Harness(build_url(url, "r"))
         await harness.play(TURNS[:1])
@@ -253,8 +242,7 @@ async def test_a_rollout_that_was_read_takes_no_more_calls(tmp_path: Path) -> No
 
 async def test_replicas_find_each_others_calls(tmp_path: Path) -> None:
     upstream, _ = build_upstream(TurnPolicy(TURNS), "vllm-completions", template="qwen")
-    apps = [model_server.create_app(TokenCapturingModel(upstream, TokenCaptureFolder(tmp_path))) for _ in range(2)]
-    async with serve_app(apps[0]) as first, serve_app(apps[1]) as second:
+    async with serve_model(upstream, tmp_path) as first, serve_model(upstream, tmp_path) as second:
         harness = Harness(build_url(first, "r"))
         for turn, url in zip(TURNS, (first, second, first, second), strict=True):
             harness.url = build_url(url, "r")
@@ -272,12 +260,11 @@ async def test_rollouts_in_parallel_keep_their_own_tokens(tmp_path: Path) -> Non
 
     turns = [Turn("", text, [], [text]) for text in ("then", "there", "other", "in the end")]
     upstream, _ = build_upstream(Threads(turns), "vllm-completions", template="qwen")
-    model = TokenCapturingModel(upstream, TokenCaptureFolder(tmp_path))
-    async with serve_app(model_server.create_app(model)) as url:
+    async with serve_model(upstream, tmp_path) as url:
         harnesses = [Harness(build_url(url, f"r{number}")) for number in range(40)]
-        await asyncio.gather(*(each.play(turns) for each in harnesses))
-    assert [each.count_violations() for each in harnesses] == [0] * 40
-    for number in range(40):
+        await asyncio.gather(*(harness.play(turns) for harness in harnesses))
+    for number, harness in enumerate(harnesses):
+        assert harness.count_violations() == 0
         check_chain(read_entries(tmp_path, f"r{number}"))
 
 
@@ -310,18 +297,15 @@ def test_calls_with_one_text_and_other_tokens_are_ambiguous(tmp_path: Path) -> N
     assert folder.begin_call("r", "next", "d") == Lineage("unresolved", reason="ambiguous")
 
 
-def test_a_line_that_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_a_line_that_a_killed_process_left_is_removed_and_a_rollout_whose_files_were_deleted_begins_again(
+    tmp_path: Path,
+) -> None:
     TokenCaptureFolder(tmp_path).put(build_stored("a", [1, 2, 3]))
     with (tmp_path / "r.tokens.jsonl").open("a") as file:
         file.write('{"model_call_id": "b", "prompt_tok')
     folder = TokenCaptureFolder(tmp_path)
     folder.put(build_stored("c", [1, 2, 5]))
     assert [entry["model_call_id"] for entry in read_entries(tmp_path, "r")] == ["a", "c"]
-
-
-def test_a_rollout_whose_files_were_deleted_begins_again(tmp_path: Path) -> None:
-    folder = TokenCaptureFolder(tmp_path)
-    folder.put(build_stored("a", [1, 2, 3]))
     for path in tmp_path.iterdir():
         path.unlink()
     assert folder.begin_call("r", "next", "d") == Lineage("root")
@@ -340,28 +324,25 @@ def test_a_file_that_was_rewritten_is_read_again(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="captured with other tokens"):
         folder.put(changed | {"response_id": "another"})
     folder.put(build_stored("b", [1, 2, 3]))
-    assert [entry["model_call_id"] for entry in map(json.loads, path.read_text().splitlines())] == ["a", "d", "c", "b"]
+    assert [entry["model_call_id"] for entry in read_entries(tmp_path, "r")] == ["a", "d", "c", "b"]
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r.tokens.jsonl").write_text("{garbage\n")
     with pytest.raises(Failed, match=r"r\.tokens\.jsonl has a line that is not JSON .*; delete the files") as raised:
         TokenCaptureFolder(tmp_path).put(build_stored("a", [1, 2, 3]))
     assert not raised.value.retryable
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", Path("/proc/tokens")):
+    for folder in (tmp_path / "r.tokens.jsonl", Path("/proc/tokens")):
         with pytest.raises(UsageError, match="token ids cannot be written there"):
             TokenCaptureFolder(folder)
 
 
-@pytest.mark.parametrize("rollout", ["a b", "a:b", ".hidden", "-rf", "x" * 201])
-async def test_an_invalid_rollout_id_is_explained(tmp_path: Path, rollout: str) -> None:
-    async with serve(tmp_path, TURNS) as url:
-        with pytest.raises(NotFoundError, match="ID has at most 200 letters, digits"):
-            await Harness(build_url(url, rollout)).play(TURNS[:1])
+async def test_an_invalid_rollout_id_is_explained(tmp_path: Path) -> None:
+    async with serve(tmp_path, TURNS) as url, httpx.AsyncClient() as client:
+        for rollout in ("a b", "a:b", ".hidden", "-rf", "x" * 201):
+            answer = await client.post(f"{build_url(url, rollout)}/responses", json={"input": "hi"})
+            assert answer.status_code == 404
+            assert "ID has at most 200 letters, digits" in answer.text
 
 
 @pytest.mark.slow

@@ -33,14 +33,8 @@ ROW = {
 
 
 def build_item(prompt: list[int], generated: list[int], **fields: Any) -> Item:
-    values = (prompt, generated, [-0.5] * len(generated))
-    return {
-        "type": "message",
-        "role": "assistant",
-        "content": "a",
-        **dict(zip(TOKEN_FIELDS, values, strict=True)),
-        **fields,
-    }
+    tokens = dict(zip(TOKEN_FIELDS, (prompt, generated, [-0.5] * len(generated)), strict=True))
+    return {"type": "message", "role": "assistant", "content": "a"} | tokens | fields
 
 
 PLAIN = build_item([1], [2, 3])
@@ -59,17 +53,12 @@ def test_a_sample_for_trl_counts_a_constrained_turn_as_the_environments() -> Non
 
 @pytest.mark.parametrize("write", [export_sft, export_dpo])
 def test_no_training_file_has_a_constrained_turn(write: Any) -> None:
-    def build_line(output: list[Item], reward: float, repeat: int) -> Item:
-        return {
-            "responses_create_params": {"input": "What?"},
-            "response": {"output": output},
-            "reward": reward,
-            "_ng_task_index": 0,
-            "_ng_rollout_index": repeat,
-            "gymsdk": {"environment": "e", "ended": "done"},
-        }
-
-    lines = [build_line([MARKED], 1.0, 0), build_line([PLAIN | {"content": "b"}], 0.0, 1)]
+    details = {"responses_create_params": {"input": "What?"}, "gymsdk": {"environment": "e", "ended": "done"}}
+    lines: list[Item] = [
+        details
+        | {"response": {"output": [item]}, "reward": 1.0 - repeat, "_ng_task_index": 0, "_ng_rollout_index": repeat}
+        for repeat, item in enumerate([MARKED, PLAIN | {"content": "b"}])
+    ]
     report = ExportReport()
     assert [*write(map(StoredRollout, lines), Selection(), report)] == []
     assert report.left_out[CONSTRAINED] == 1

@@ -51,21 +51,17 @@ def test_the_default_template_is_that_of_the_byte_tokenizer(add_generation_promp
 def test_a_generation_has_the_text_but_often_other_ids_than_the_tokenizer(text: str, seed: int) -> None:
     tokenizer = TemplateTokenizer(pairs=True)
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.decode(tokenizer.encode_generation(text, seed=seed)) == text
-
-
-def test_some_pairs_are_split() -> None:
-    tokenizer = TemplateTokenizer(pairs=True)
-    text = "then another one " * 4
-    assert tokenizer.encode_generation(text, seed=1) != tokenizer.encode(text)
-    assert tokenizer.encode_generation(text, seed=1) == tokenizer.encode_generation(text, seed=1)
+    generated = tokenizer.encode_generation(text, seed=seed)
+    assert tokenizer.decode(generated) == text
+    assert generated == tokenizer.encode_generation(text, seed=seed)
+    long = "then another one " * 4
+    assert tokenizer.encode_generation(long, seed=1) != tokenizer.encode(long)
 
 
 @ALL
-@given(text=st.sampled_from(TEXTS))
-def test_text_that_spells_a_special_token_stays_text(name: str, text: str) -> None:
+def test_text_that_spells_a_special_token_stays_text(name: str) -> None:
     tokenizer = TemplateTokenizer(TEMPLATES[name])
-    assert not {*tokenizer.encode(text)} & {*tokenizer.special_ids.values()}
+    assert not {*tokenizer.encode("".join(TEXTS))} & {*tokenizer.special_ids.values()}
 
 
 def render(name: str, *messages: Item, **options: bool) -> str:
@@ -73,24 +69,18 @@ def render(name: str, *messages: Item, **options: bool) -> str:
     return tokenizer.decode(tokenizer.apply_chat_template([*messages], **options))
 
 
-def test_templates_differ_in_the_reasoning_that_they_keep() -> None:
+def test_templates_differ_in_the_reasoning_that_they_keep_and_open_and_in_empty_turns() -> None:
     kept = {
         name: [word for word in ("think then answer", "hm") if word in render(name, *MESSAGES)] for name in TEMPLATES
     }
     assert kept["chatml"] == kept["gemma"] == kept["mistral"] == ["think then answer", "hm"]
     assert kept["qwen"] == kept["strip"] == kept["drop-empty"] == kept["eos-only"] == []
     assert "think then answer" in render("qwen", *MESSAGES[:4])
-
-
-def test_an_empty_turn_is_dropped_by_one_template_only() -> None:
+    assert render("strip", MESSAGES[1], add_generation_prompt=True).endswith("<|im_start|>assistant\n<think>\n")
     empty = {"role": "assistant", "content": "", "reasoning_content": ""}
     without = {name: render(name, MESSAGES[1], MESSAGES[5]) for name in TEMPLATES}
     dropping = [name for name in TEMPLATES if render(name, MESSAGES[1], empty, MESSAGES[5]) == without[name]]
     assert dropping == ["drop-empty"]
-
-
-def test_a_template_may_open_the_reasoning() -> None:
-    assert render("strip", MESSAGES[1], add_generation_prompt=True).endswith("<|im_start|>assistant\n<think>\n")
 
 
 def test_an_id_out_of_range_is_named() -> None:

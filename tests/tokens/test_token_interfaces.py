@@ -20,16 +20,17 @@ from gymsdk.testing.templates import TEMPLATES, TemplateTokenizer
 from gymsdk.tokens.history import drop_ids_after_break
 from gymsdk.types import Item, extract_text
 
-from .conversations import TOOLS, Turn, TurnPolicy, play
+from .conversations import TALK, TOOLS, Turn, TurnPolicy, play
 from .engine_transport import build_upstream
 
-TALK = [
-    Turn("think then answer", "then another one", ("look",), ("in there", "", "")),
-    Turn("", "the answer is in there", (), ("go on then", "", "")),
-    Turn("hm", "", ("look", "open_door"), ("one", "another", "")),
-    Turn("", "done in there", (), ("", "", "")),
-]
+VLLM: tuple[TokenInterface, ...] = ("vllm-generate", "vllm-completions")
+ALL: tuple[TokenInterface, ...] = (*VLLM, "sglang", "nemo-rl", "chat")
 OPENING: list[Item] = [{"role": "user", "content": "Please look in there."}]
+
+
+def answer_call(output: list[Item]) -> list[Item]:
+    """Return a conversation with this first turn and the output of its call."""
+    return [*OPENING, *output, responses.build_function_call_output(output[-1]["call_id"], "there")]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ async def test_training_refuses_an_engine_without_token_ids() -> None:
     assert TOKEN_FIELDS[1] not in evaluated["output"][-1]
 
 
-@pytest.mark.parametrize("interface", [None, "vllm-generate", "vllm-completions"])
+@pytest.mark.parametrize("interface", [None, *VLLM])
 @pytest.mark.parametrize("status", [401, 500, 503])
 async def test_a_probe_or_rendering_that_fails_is_repeated_by_the_next_call(
     status: int, interface: TokenInterface | None
@@ -80,7 +81,7 @@ async def test_a_probe_or_rendering_that_fails_is_repeated_by_the_next_call(
     assert response["output"][-1][TOKEN_FIELDS[1]]
 
 
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang"])
+@pytest.mark.parametrize("interface", ALL[:3])
 async def test_an_engine_that_changes_the_prompt_is_an_error(interface: TokenInterface) -> None:
     model, transport = build_upstream(TurnPolicy(TALK), interface)
     transport.change_prompt = True
@@ -115,9 +116,7 @@ EDITS: dict[str, Callable[[list[Item]], Item]] = {
 @pytest.mark.parametrize("edit", EDITS)
 async def test_a_conversation_that_was_edited_starts_anew_and_is_marked(edit: str) -> None:
     model, _ = build_upstream(TurnPolicy(TALK), "vllm-completions", template="chatml")
-    first = await model.respond({"input": OPENING, "tools": TOOLS})
-    call = next(item for item in first["output"] if item["type"] == "function_call")
-    items = [*OPENING, *first["output"], responses.build_function_call_output(call["call_id"], "there")]
+    items = answer_call((await model.respond({"input": OPENING, "tools": TOOLS}))["output"])
     second = await model.respond({"tools": TOOLS} | EDITS[edit](items))
     assert second["output"][-1][BROKEN_FIELD] is True
     third = await model.respond({"input": items, "tools": TOOLS})
@@ -126,15 +125,13 @@ async def test_a_conversation_that_was_edited_starts_anew_and_is_marked(edit: st
 
 async def test_a_client_may_drop_reasoning_and_extra_fields() -> None:
     model, _ = build_upstream(TurnPolicy(TALK), "vllm-completions")
-    first = await model.respond({"input": OPENING, "tools": TOOLS})
-    without = [item for item in first["output"] if item["type"] != "reasoning"]
+    first = (await model.respond({"input": OPENING, "tools": TOOLS}))["output"]
+    without = [item for item in first if item["type"] != "reasoning"]
     kept = [{key: item[key] for key in item if key not in {"id", "status", DIGEST_FIELD}} for item in without]
-    call = kept[-1]
-    items = [*OPENING, *kept, responses.build_function_call_output(call["call_id"], "there")]
-    second = await model.respond({"input": items, "tools": TOOLS})
-    prompt = first["output"][-1][TOKEN_FIELDS[0]] + first["output"][-1][TOKEN_FIELDS[1]]
-    assert second["output"][-1][TOKEN_FIELDS[0]][: len(prompt)] == prompt
-    assert BROKEN_FIELD not in second["output"][-1]
+    [*_, carrier] = (await model.respond({"input": answer_call(kept), "tools": TOOLS}))["output"]
+    prompt = first[-1][TOKEN_FIELDS[0]] + first[-1][TOKEN_FIELDS[1]]
+    assert carrier[TOKEN_FIELDS[0]][: len(prompt)] == prompt
+    assert BROKEN_FIELD not in carrier
 
 
 @pytest.mark.parametrize("reasoning", REASONING_FIELDS.values(), ids=REASONING_FIELDS.keys())
@@ -162,33 +159,31 @@ async def test_a_chat_client_that_returns_messages_keeps_the_prefix(reasoning: I
 async def test_every_key_that_constrains_the_decoding_marks_the_call(interface: TokenInterface) -> None:
     schema = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}}
     bodies = [
-        *({key: "a+"} for key in ("regex", "ebnf", "grammar", "json_schema", "structural_tag", "guided_regex")),
+        *({key: "a+"} for key in ("regex", "ebnf", "grammar", "json_schema", "structural_tag", "guided_of_tomorrow")),
         {"structured_outputs": {"choice": ["a"]}},
         {"response_format": {"type": "text"}},
+        {"regex": None},
     ]
     requests = [{"metadata": {"extra_body": json.dumps(body)}} for body in bodies]
     for request in ({"text": {"format": schema}}, *requests, {}):
         model, _ = build_upstream(TurnPolicy(TALK), interface)
         response = await model.respond({"input": OPENING, **request})
-        is_free = request in (requests[-1], {})
+        is_free = request in (*requests[-2:], {})
         assert response["output"][-1].get(CONSTRAINED_FIELD, False) is not is_free, request
 
 
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
+@pytest.mark.parametrize("interface", ALL)
 async def test_strict_tools_do_not_constrain_the_decoding(interface: TokenInterface) -> None:
     model, transport = build_upstream(TurnPolicy(TALK), interface)
     request = {"input": OPENING, "tools": [tool | {"strict": True} for tool in TOOLS]}
-    first = await model.respond(request)
-    call = next(item for item in first["output"] if item["type"] == "function_call")
-    items = [*OPENING, *first["output"], responses.build_function_call_output(call["call_id"], "there")]
-    second = await model.respond(request | {"input": items})
+    first = (await model.respond(request))["output"]
+    second = await model.respond(request | {"input": answer_call(first)})
     sent = [tool["function"] for _, body in transport.requests for tool in body.get("tools") or []]
     assert sent
     assert all("strict" not in function for function in sent)
-    assert not any(CONSTRAINED_FIELD in item for item in [*first["output"], *second["output"]])
+    assert not any(CONSTRAINED_FIELD in item for item in [*first, *second["output"]])
     assert (BROKEN_FIELD in second["output"][-1]) == (interface == "chat")
-    assert all(tool["strict"] for tool in request["tools"])
-    assert all(tool["strict"] for tool in second["tools"])
+    assert all(tool["strict"] for tool in [*request["tools"], *second["tools"]])
 
 
 async def test_a_grammar_that_the_engine_adds_by_itself_is_left_out() -> None:
@@ -212,7 +207,7 @@ async def test_a_tokenizer_that_does_not_take_a_variable_of_the_template_is_name
     assert refused.value.kind == "model_bad_request"
 
 
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
+@pytest.mark.parametrize("interface", ALL)
 async def test_a_grammar_that_cannot_be_left_out_is_marked(interface: TokenInterface) -> None:
     """Over Chat Completions, vLLM adds one for `parallel_tool_calls: false` if the request has tools."""
     one = {"parallel_tool_calls": False}
@@ -228,7 +223,7 @@ async def test_a_grammar_that_cannot_be_left_out_is_marked(interface: TokenInter
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
+@pytest.mark.parametrize("interface", ALL)
 @pytest.mark.parametrize("tools", [[], TOOLS])
 async def test_the_token_that_ends_a_turn_is_not_in_its_text(
     interface: TokenInterface, template: str, tools: list[Item]
@@ -246,7 +241,7 @@ async def test_the_token_that_ends_a_turn_is_not_in_its_text(
 SPANS = [{"version": "7", "start": 0, "end": 5}, {"version": "8", "start": 5, "end": 9}]
 
 
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
+@pytest.mark.parametrize("interface", ALL)
 async def test_the_versions_of_the_weights_are_known_for_each_token(interface: TokenInterface) -> None:
     model, transport = build_upstream(TurnPolicy([TALK[1]] * 9), interface)
     transport.weight_versions = SPANS
@@ -259,26 +254,19 @@ async def test_the_versions_of_the_weights_are_known_for_each_token(interface: T
             await model.respond({"input": OPENING})
 
 
-async def test_a_forced_tool_call_needs_an_engine_that_renders() -> None:
-    request = {"input": OPENING, "tools": TOOLS, "tool_choice": "required"}
+async def test_a_forced_tool_call_needs_an_engine_that_renders_and_a_list_of_allowed_tools_forces_none() -> None:
     model, _ = build_upstream(TurnPolicy(TALK), "vllm-completions")
-    with pytest.raises(Failed, match="cannot force a tool call; use tool_choice 'auto'") as caught:
-        await model.respond(request)
-    assert caught.value.kind == "model_bad_request"
-    model, _ = build_upstream(TurnPolicy(TALK), "vllm-generate")
-    assert (await model.respond(request))["output"][-1][CONSTRAINED_FIELD] is True
-
-
-async def test_a_list_of_allowed_tools_forces_no_call() -> None:
-    model, _ = build_upstream(TurnPolicy(TALK), "vllm-completions")
+    request = {"input": OPENING, "tools": TOOLS}
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]}
-    response = await model.respond({"input": OPENING, "tools": TOOLS, "tool_choice": allowed})
+    response = await model.respond(request | {"tool_choice": allowed})
     assert CONSTRAINED_FIELD not in response["output"][-1]
-    with pytest.raises(Failed, match="cannot force a tool call"):
-        await model.respond({"input": OPENING, "tools": TOOLS, "tool_choice": allowed | {"mode": "required"}})
+    for choice in ("required", allowed | {"mode": "required"}):
+        with pytest.raises(Failed, match="cannot force a tool call; use tool_choice 'auto'") as caught:
+            await model.respond(request | {"tool_choice": choice})
+        assert caught.value.kind == "model_bad_request"
 
 
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang"])
+@pytest.mark.parametrize("interface", ALL[:3])
 async def test_images_are_refused(interface: TokenInterface) -> None:
     model, _ = build_upstream(TurnPolicy(TALK), interface)
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
@@ -287,7 +275,7 @@ async def test_images_are_refused(interface: TokenInterface) -> None:
     assert caught.value.kind == "model_bad_request"
 
 
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang"])
+@pytest.mark.parametrize("interface", ALL[:3])
 async def test_a_prompt_that_exceeds_the_context_ends_the_turn(interface: TokenInterface) -> None:
     model, _ = build_upstream(TurnPolicy(TALK), interface, faults=Faults(context=300))
     response = await model.respond({"input": [{"role": "user", "content": "then " * 400}]})
@@ -295,7 +283,7 @@ async def test_a_prompt_that_exceeds_the_context_ends_the_turn(interface: TokenI
     assert "maximum context length is 300 tokens" in response["incomplete_details"]["message"]
 
 
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
+@pytest.mark.parametrize("interface", ALL)
 async def test_sampling_parameters_do_not_come_from_the_files_of_the_model(interface: TokenInterface) -> None:
     model, transport = build_upstream(TurnPolicy(TALK), interface)
     await model.respond({"input": OPENING})
@@ -310,7 +298,7 @@ async def test_sampling_parameters_do_not_come_from_the_files_of_the_model(inter
     assert second == [0.5, 1.0, 20, *pinned[1:]]
 
 
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions"])
+@pytest.mark.parametrize("interface", VLLM)
 @pytest.mark.parametrize(("pairs", "renderings"), [(False, 1), (True, 2)])
 async def test_a_turn_renders_the_conversation_twice_only_if_the_policy_chose_other_ids(
     pairs: bool, renderings: int, interface: TokenInterface
