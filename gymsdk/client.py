@@ -18,7 +18,8 @@ from gymsdk.http.client import HttpResponse
 from gymsdk.http.errors import MAX_EXCERPT_CHARS, is_retryable_status
 from gymsdk.http.tls import get_reachable_host, is_loopback_url
 from gymsdk.jsonl import is_finite_number, parse_json
-from gymsdk.line import StoredRollout, parse_record_field
+from gymsdk.line import StoredRollout
+from gymsdk.request_options import parse_record_field
 from gymsdk.types import ROLLOUT_FIELDS, UNMASKED_FIELDS, Item, Row
 
 DEFAULT_HEAD_URL = "http://127.0.0.1:11000"

@@ -14,6 +14,13 @@ from gymsdk.errors import EpisodeError
 MAX_CALL_BYTES = 2**20
 """The size of the recorded calls of one episode, as JSON."""
 
+RECORD_FIELDS = STEP_REWARDS, MODEL_CALLS, CALLS_LEFT_OUT = (
+    "step_rewards",
+    "environment_calls",
+    "environment_calls_left_out",
+)
+"""The fields of a line's `gymsdk` key with the record; each is missing if it says nothing."""
+
 
 @dataclass(slots=True)
 class EpisodeRecord:
@@ -33,6 +40,15 @@ class EpisodeRecord:
     left_out: int = 0
     _sizes: deque[int] = field(default_factory=deque, repr=False, compare=False)
     _bytes: int = field(default=0, repr=False, compare=False)
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields of a line's `gymsdk` key with the record."""
+        fields: dict[str, Any] = {STEP_REWARDS: self.step_rewards} if any(self.step_rewards) else {}
+        if self.calls:
+            fields[MODEL_CALLS] = self.calls
+        if self.left_out:
+            fields[CALLS_LEFT_OUT] = self.left_out
+        return fields
 
     def copy(self) -> EpisodeRecord:
         """Return a record that continues this one."""

@@ -16,7 +16,7 @@ import orjson
 from pydantic import ConfigDict
 
 from gymsdk import __version__, jsonl, responses
-from gymsdk.episode_record import EpisodeRecord
+from gymsdk.episode_record import RECORD_FIELDS, EpisodeRecord
 from gymsdk.errors import BadRow
 from gymsdk.jsonl import is_finite_number
 from gymsdk.types import AGENT_SUFFIX, STEPS_COMPONENT, Failure, Item, Outcome, Rollout, Row, Timing, Usage, Verdict
@@ -53,11 +53,6 @@ TASK_DIGEST = "task_digest"
 
 STORED_REWARD = "stored_reward"
 """The field of a line's `gymsdk` key with the reward before `gymsdk reverify`."""
-
-STEP_REWARDS, MODEL_CALLS, CALLS_LEFT_OUT = "step_rewards", "environment_calls", "environment_calls_left_out"
-"""The fields of a line's `gymsdk` key with the record of the episode; each is missing if it says nothing."""
-
-RECORD_FIELDS = frozenset({STEP_REWARDS, MODEL_CALLS, CALLS_LEFT_OUT})
 
 SCALAR_FIELDS = ("id", "rollout_id", "environment", "seed", "outcome", "ended", "turns")
 """The fields of a rollout that its line holds unchanged."""
@@ -235,7 +230,7 @@ class StoredRollout:
     @property
     def record(self) -> EpisodeRecord:
         """The rewards of the steps, and the calls of judges and user models."""
-        return _parse_record(self._host)
+        return parse_record(self._host)
 
     @property
     def params(self) -> Item:
@@ -430,8 +425,8 @@ class StoredRollout:
         if isinstance(line.get(HOST), dict):
             before = {STORED_REWARD: self.reward} if changed and self.reward is not None else {}
             host = {key: value for key, value in self._host.items() if key not in RECORD_FIELDS}
-            host |= _build_record_fields(self._replace_verification(record or EpisodeRecord()))
-            line[HOST] = {**host, **before, **_describe_writer(), "outcome": "scored", "verdict": list(fields)}
+            host |= self._replace_verification(record or EpisodeRecord()).to_fields()
+            line[HOST] = {**host, **before, **describe_writer(), "outcome": "scored", "verdict": list(fields)}
         return line
 
     def _replace_verification(self, record: EpisodeRecord) -> EpisodeRecord:
@@ -515,14 +510,9 @@ def read(path: Path, *, is_failure: bool = False) -> Iterator[StoredRollout]:
         yield parse(data, number=number - 1, where=f"{shown}:{number}", is_failure=is_failure)
 
 
-def parse_record_field(body: Row) -> EpisodeRecord | None:
-    """Return the record of an episode in a server's answer without a reward, `None` if there is none."""
-    host = get_object(body, HOST)
-    return _parse_record(host) if host else None
-
-
-def _parse_record(host: Mapping[str, Any]) -> EpisodeRecord:
-    rewards, calls, left_out = map(host.get, (STEP_REWARDS, MODEL_CALLS, CALLS_LEFT_OUT))
+def parse_record(host: Mapping[str, Any]) -> EpisodeRecord:
+    """Return the record of the episode among the fields of a `gymsdk` key."""
+    rewards, calls, left_out = map(host.get, RECORD_FIELDS)
     return EpisodeRecord(
         [float(reward) for reward in rewards if is_finite_number(reward)] if isinstance(rewards, list) else [],
         [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else [],
@@ -566,33 +556,6 @@ def build_line(rollout: Rollout, key: Key, *, attempts: int = 1, digest: str = "
     results, own = _build_scored_fields(rollout) if is_scored else _build_failed_fields(rollout, attempts)
     host = _build_host_fields(rollout, attempts, digest) | own | ({} if branch is None else {"branch": branch})
     return {**_build_row(rollout), **results, TASK_INDEX: key[0], ROLLOUT_INDEX: key[1], HOST: host}
-
-
-def build_verified_fields(reward: float, components: Row, fields: Row, details: Row, record: EpisodeRecord) -> Row:
-    """Return the fields that a server adds to a verified row.
-
-    Args:
-        reward: The reward.
-        components: The parts of the reward.
-        fields: The other fields of the verdict.
-        details: What gymsdk says about the episode.
-        record: The rewards of the steps, and the calls of judges and user models.
-    """
-    parts = {"reward_components": components} if components else {}
-    host = {
-        **_describe_writer(),
-        **details,
-        **_build_record_fields(record),
-        "outcome": "scored",
-        "verdict": list(fields),
-    }
-    return {**fields, "reward": reward, **parts, HOST: host}
-
-
-def build_record_field(record: EpisodeRecord | None) -> Row:
-    """Return the field that a server adds to an answer without a reward: the record of its episode, if it has one."""
-    fields = {} if record is None else _build_record_fields(record)
-    return {HOST: fields} if fields else {}
 
 
 def build_failure_fields(kind: str, **details: Any) -> Row:
@@ -643,20 +606,12 @@ def _build_host_fields(rollout: Rollout, attempts: int, digest: str) -> Row:
     fields |= {"usage": {role: dict(vars(usage)) for role, usage in rollout.usage.items()}, "timing": timing}
     versions = responses.get_weight_versions(rollout.response)
     fields |= {"attempts": attempts} | ({TASK_DIGEST: digest} if digest else {})
-    fields |= _build_record_fields(rollout.record)
-    return _describe_writer() | fields | ({"weight_versions": versions} if versions else {})
+    fields |= rollout.record.to_fields()
+    return describe_writer() | fields | ({"weight_versions": versions} if versions else {})
 
 
-def _build_record_fields(record: EpisodeRecord) -> Row:
-    fields: Row = {STEP_REWARDS: record.step_rewards} if any(record.step_rewards) else {}
-    if record.calls:
-        fields[MODEL_CALLS] = record.calls
-    if record.left_out:
-        fields[CALLS_LEFT_OUT] = record.left_out
-    return fields
-
-
-def _describe_writer() -> Row:
+def describe_writer() -> Row:
+    """Return the fields of a `gymsdk` key that say which version wrote it, and in which format."""
     return {"format": FORMAT, "version": __version__}
 
 

@@ -1,4 +1,4 @@
-"""The `gymsdk` field of requests, which gymsdk's own clients send, and of the answers to `/seed_session`."""
+"""The `gymsdk` field of requests, which gymsdk's own clients send, and of the answers of servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, get_args
 
-from gymsdk.line import HOST
+from gymsdk.episode_record import EpisodeRecord
+from gymsdk.line import HOST, describe_writer, get_object, parse_record
 from gymsdk.types import EndReason, Item, Row
 
 
@@ -73,6 +74,39 @@ class OpenedEpisode:
 def describe_opened(seed: int, opening: Sequence[Item], tools: Sequence[Item]) -> Row:
     """Return the field for the answer to `/seed_session`."""
     return {HOST: {"seed": seed, "opening": opening, "tools": tools}}
+
+
+def build_verified_fields(reward: float, components: Row, fields: Row, details: Row, record: EpisodeRecord) -> Row:
+    """Return the fields that a server adds to a verified row.
+
+    Args:
+        reward: The reward.
+        components: The parts of the reward.
+        fields: The other fields of the verdict.
+        details: What gymsdk says about the episode.
+        record: The rewards of the steps, and the calls of judges and user models.
+    """
+    parts = {"reward_components": components} if components else {}
+    host = {
+        **describe_writer(),
+        **details,
+        **record.to_fields(),
+        "outcome": "scored",
+        "verdict": list(fields),
+    }
+    return {**fields, "reward": reward, **parts, HOST: host}
+
+
+def build_record_field(record: EpisodeRecord | None) -> Row:
+    """Return the field that a server adds to an answer without a reward: the record of its episode, if it has one."""
+    fields = {} if record is None else record.to_fields()
+    return {HOST: fields} if fields else {}
+
+
+def parse_record_field(body: Row) -> EpisodeRecord | None:
+    """Return the record of an episode in a server's answer without a reward, `None` if there is none."""
+    host = get_object(body, HOST)
+    return parse_record(host) if host else None
 
 
 def _get_integer(value: object) -> int | None:

@@ -46,9 +46,9 @@ from gymsdk.edge.request import (
 from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
 from gymsdk.http.pages import PageCheck
 from gymsdk.jsonl import NestingError
-from gymsdk.line import build_record_field
 from gymsdk.observability.loop_lag import sample_loop_lag
 from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.request_options import build_record_field
 from gymsdk.tracing import LogContext
 from gymsdk.types import Item
 

@@ -33,12 +33,10 @@ from gymsdk.line import (
     RESUMABLE_KINDS,
     WORKER_FAILURE_KINDS,
     build_failure_fields,
-    build_record_field,
-    build_verified_fields,
 )
 from gymsdk.memory import EpisodeCounter
 from gymsdk.plugins.results import copy_state
-from gymsdk.request_options import describe_opened
+from gymsdk.request_options import build_record_field, build_verified_fields, describe_opened
 from gymsdk.responses import NOT_RUN_OUTPUT, TOKEN_FIELDS
 from gymsdk.servers.aggregates import aggregate_rows
 from gymsdk.servers.matching import find_played_session

@@ -16,8 +16,8 @@ from gymsdk.episode import TurnResult
 from gymsdk.episode_record import EpisodeRecord
 from gymsdk.http.client import HttpResponse
 from gymsdk.jsonl import dump_portable_json
-from gymsdk.line import StoredVerdict, parse_record_field
-from gymsdk.request_options import RequestOptions
+from gymsdk.line import StoredVerdict
+from gymsdk.request_options import RequestOptions, parse_record_field
 from gymsdk.responses import build_function_call_output
 from gymsdk.servers.remote import RemoteEnvironment, RemoteState, read_tools
 from gymsdk.servers.requests import REQUEST_ID_FIELD

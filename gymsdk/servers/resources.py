@@ -21,8 +21,9 @@ from gymsdk.environment import Environment
 from gymsdk.episode import TurnResult
 from gymsdk.episode_record import EpisodeRecord
 from gymsdk.errors import EpisodeError, Failed, Unscorable, convert_error
-from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, build_record_field
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.observability.metrics import ServerMetrics, add_wait_metrics
+from gymsdk.request_options import build_record_field
 from gymsdk.servers import tool_calls
 from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.requests import REQUEST_ID_FIELD, CloseRequest, SeedRequest, parse_response
