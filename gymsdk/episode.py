@@ -42,7 +42,6 @@ from gymsdk.types import (
     Item,
     Model,
     ModelCall,
-    Outcome,
     Playable,
     Rollout,
     Row,
@@ -474,7 +473,11 @@ class EpisodeRunner:
             row=self._get_row(self._arguments.row),
             seed=self._arguments.seed,
             repeat=self._arguments.repeat,
-            outcome=_classify_outcome(self.result),
+            outcome="scored"
+            if verdict is not None
+            else "unscorable"
+            if isinstance(self.result, Unscorable)
+            else "failed",
             ended=transcript.ended,
             sampling=self.sampling,
             opening=transcript.opening,
@@ -587,12 +590,6 @@ def combine_components(verdict: Verdict, paid: float) -> dict[str, float]:
     if not paid:
         return dict(verdict.components)
     return (verdict.components or {"verdict": verdict.reward}) | {STEPS_COMPONENT: paid}
-
-
-def _classify_outcome(result: Verdict | EpisodeError) -> Outcome:
-    if isinstance(result, Verdict):
-        return "scored"
-    return "unscorable" if isinstance(result, Unscorable) else "failed"
 
 
 def _build_failure(error: EpisodeError) -> Failure:

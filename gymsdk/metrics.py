@@ -106,7 +106,9 @@ def aggregate(
     flat = [rollout for repeats in tasks.values() for rollout in repeats]
     metrics = summarize_fields(flat) | {"stderr/reward": stderr(flat)}
     for name in sorted({*scores, "no_answer"} if answers else scores):
-        metrics |= _compute_pass_metrics(tasks, name) | _compute_average_metrics(tasks, name)
+        means = _average_available(map(compute_pass_curve, _iter_task_scores(tasks, name)))
+        metrics |= {f"pass@{k}/{name}": 100 * mean for k, mean in enumerate(means, 1)}
+        metrics |= _compute_average_metrics(tasks, name)
         if answers:
             metrics |= _compute_vote_metrics(tasks, name)
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -372,11 +374,6 @@ def compute_vote_curve(votes: Iterable[tuple[str | None, float]]) -> list[float]
 def average_by_run(tasks: Mapping[int, Sequence[ScoredRollout]], name: str) -> list[float]:
     """Return the mean score of all tasks' first rollouts, of their second rollouts, and so on, in percent."""
     return [100 * mean for mean in _average_available(_iter_task_scores(tasks, name))]
-
-
-def _compute_pass_metrics(tasks: Mapping[int, Sequence[ScoredRollout]], name: str) -> dict[str, float]:
-    means = _average_available(map(compute_pass_curve, _iter_task_scores(tasks, name)))
-    return {f"pass@{k}/{name}": 100 * mean for k, mean in enumerate(means, 1)}
 
 
 def _compute_average_metrics(tasks: Mapping[int, Sequence[ScoredRollout]], name: str) -> dict[str, float]:

@@ -180,7 +180,12 @@ class OtelExporter:
     def _build_span(self, ids: tuple[str, ...], span: _Span, parent: SpanContext | None = None) -> ReadableSpan:
         return ReadableSpan(
             name=span.name,
-            context=_build_context(_derive(16, *ids), _derive(8, *ids, span.key)),
+            context=SpanContext(
+                _derive(16, *ids),
+                _derive(8, *ids, span.key),
+                is_remote=False,
+                trace_flags=TraceFlags(TraceFlags.SAMPLED),
+            ),
             parent=parent,
             resource=self._resource,
             attributes=span.attributes | ({} if span.error is None else {"error.type": span.error}),
@@ -319,10 +324,6 @@ def _get_role(item: Item) -> str:
     if kind == "function_call_output":
         return "tool"
     return str(item.get("role") or "assistant")
-
-
-def _build_context(trace_id: int, span_id: int) -> SpanContext:
-    return SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 def _derive(size: int, *parts: str) -> int:

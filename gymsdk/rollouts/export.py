@@ -168,7 +168,9 @@ def _group_by_task(
         # Several runs may number the same tasks differently, so the prompt identifies the task.
         prompt = dump_json([stored.task, stored.params["input"]])
         conversations = groups[stored.environment, prompt]
-        if _is_truncated(stored) and not selection.truncated:
+        # Lines of NeMo Gym name no reason for the end.
+        is_truncated = is_incomplete_response(stored.response) if stored.ended is None else stored.ended != "done"
+        if is_truncated and not selection.truncated:
             report.left_out[TRUNCATED] += 1
             continue
         if not all(map(is_on_policy, stored.output)):
@@ -179,11 +181,6 @@ def _group_by_task(
         except Failed:
             report.left_out[NOT_EXPRESSIBLE] += 1
     yield from groups.values()
-
-
-def _is_truncated(stored: StoredRollout) -> bool:
-    """Return whether a budget ended the episode; lines of NeMo Gym name no reason for the end."""
-    return is_incomplete_response(stored.response) if stored.ended is None else stored.ended != "done"
 
 
 def _build_conversation(stored: StoredRollout, reward: float, *, reasoning: bool) -> Conversation:

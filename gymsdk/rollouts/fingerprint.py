@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
@@ -363,8 +363,7 @@ def _hash_variable(variable: str, key: str) -> str | None:
 def drop_unknown_parts(stored: Mapping[str, Row], requested: Mapping[str, Row]) -> dict[str, Row]:
     """Return *requested* without the parts that no environment in *stored*, the run of an earlier version, has."""
     missing = {name: [part for part in ADDED_PARTS if part not in described] for name, described in stored.items()}
-    return {name: _omit(described, missing.get(name, ADDED_PARTS)) for name, described in requested.items()}
-
-
-def _omit(fields: Row, names: Container[str]) -> Row:
-    return {key: value for key, value in fields.items() if key not in names}
+    return {
+        name: {part: value for part, value in described.items() if part not in missing.get(name, ADDED_PARTS)}
+        for name, described in requested.items()
+    }

@@ -78,17 +78,16 @@ def build_settings(
         ENVIRON_KEY: key,
         "split": None
         if plan.tasks
-        else {name: _resolve_split(plan, environment) for name, environment in environments.items()},
+        else {
+            name: plan.split or (get_default_split(environment) if environment.splits else None)
+            for name, environment in environments.items()
+        },
         "environments": {
             name: _describe_environment(environments[name], settings, key) if name in environments else {}
             for name, settings in plan.environments.items()
         },
         "tasks": _digest_tasks(plan.tasks) if plan.tasks else None,
     }
-
-
-def _resolve_split(plan: Plan, environment: Environment) -> str | None:
-    return plan.split or (get_default_split(environment) if environment.splits else None)
 
 
 def _describe_environment(environment: Environment, settings: Mapping[str, Any], key: str) -> Row:

@@ -32,7 +32,7 @@ from gymsdk.request_options import RequestOptions
 from gymsdk.responses import parse_usage
 from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.rollouts.jobs import Job, PlayedJob, build_unscored_rollout, catch_errors, play_with_retries
-from gymsdk.types import AGENT_SUFFIX, Budget, Item, Rollout, Row, Timing
+from gymsdk.types import AGENT_SUFFIX, Budget, Rollout, Row, Timing
 
 UNPROCESSABLE_STATUS = 422
 """The HTTP status that means: the row is invalid."""
@@ -63,18 +63,15 @@ def parse_rollout(body: Row, job: Job, seed: int, *, milliseconds: float) -> Rol
     """Return the rollout of *job* from the response of `/run`; raises `EpisodeError` if it cannot be read."""
     try:
         is_own = client.read_answer(body).is_verified
-        rollout = _read_own(body, job) if is_own else _read_foreign(body, job, seed, milliseconds)
+        if is_own:
+            client.parse_verdict(body, job.row)
+        rollout = StoredRollout(body).to_rollout() if is_own else _read_foreign(body, job, seed, milliseconds)
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
         raise client.build_bad_answer_error(
             f"the server's rollout cannot be read: {type(error).__name__}: {error}", "verify"
         ) from error
     identity = {"id": job.id, "environment": job.environment, "row": job.row, "seed": seed, "repeat": job.repeat}
     return rollout.model_copy(update=identity)
-
-
-def _read_own(body: Row, job: Job) -> Rollout:
-    client.parse_verdict(body, job.row)
-    return StoredRollout(body).to_rollout()
 
 
 def _read_foreign(body: Row, job: Job, seed: int, milliseconds: float) -> Rollout:
@@ -103,20 +100,17 @@ def _read_play(body: Row, job: Job, milliseconds: float) -> dict[str, Any]:
             f"the server's rollout has no Response object: {str(response)[:MAX_EXCERPT_CHARS]}", "verify"
         )
     params = {**job.row["responses_create_params"], **(body.get("responses_create_params") or {})}
+    prompt = params["input"]
     turn_count = len(list(responses.iter_turn_spans(response["output"])))
     return {
         "ended": "tokens" if responses.is_incomplete_response(response) else "done",
-        "opening": _parse_input(params["input"]),
+        "opening": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
         "tools": params.get("tools") or [],
         "response": response,
         "turns": turn_count,
         "usage": {"policy": parse_usage(response).model_copy(update={"calls": turn_count})},
         "timing": Timing(total=round(milliseconds, 3)),
     }
-
-
-def _parse_input(prompt: str | list[Item]) -> list[Item]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 Wanted: TypeAlias = tuple[str | None, str]
@@ -270,7 +264,10 @@ async def _check_token_reaches(client: ServerClient, agents: Iterable[str]) -> N
 
 
 def _parse_config(client: ServerClient, config: Mapping[str, Any]) -> HeadServers:
-    agents = {name: _get_resources_server(block) for name, block in _iter_blocks(config, "responses_api_agents")}
+    agents = {
+        name: _get_string(_get_field(_get_field(block, "resources_server"), "name"))
+        for name, block in _iter_blocks(config, "responses_api_agents")
+    }
     judges = dict(_iter_blocks(config, "resources_servers"))
     resources = {name: next(iter(config[name]["resources_servers"])) for name in judges}
     models = {name: _get_string(_get_field(block, "model")) for name, block in _iter_blocks(config, MODEL_SERVERS)}
@@ -304,10 +301,6 @@ def _iter_blocks(config: Mapping[str, Any], kind: str) -> Iterator[tuple[str, An
         implementations = block.get(kind) if isinstance(block, dict) else None
         if isinstance(implementations, dict):
             yield from ((str(name), server) for server in implementations.values())
-
-
-def _get_resources_server(block: object) -> str | None:
-    return _get_string(_get_field(_get_field(block, "resources_server"), "name"))
 
 
 @dataclass(frozen=True, slots=True)

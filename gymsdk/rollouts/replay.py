@@ -180,7 +180,7 @@ class ReplayModel:
         stored = [*self._stored.opening, *self._stored.items]
         for number, item in enumerate(history):
             expected = stored[number] if number < len(stored) else None
-            if not (is_policy_item(item) or _is_same_item(item, expected)):
+            if not (is_policy_item(item) or (expected is not None and _strip(item) == _strip(expected))):
                 self.diverged = number
                 return number, item, expected
         return None
@@ -298,10 +298,6 @@ def write_branches(folder: RunFolder, plan: Plan, replays: Sequence[Replayed], s
         origin = {"run": source, "id": replayed.stored.id, "turn": branch.turn, "edited": bool(branch.edited)}
         digest = compute_task_digest(replayed.stored.row, replayed.stored.environment)
         folder.append(build_line(rollout, key, digest=digest, branch=origin), failed=is_failed)
-
-
-def _is_same_item(item: Item, expected: Item | None) -> bool:
-    return expected is not None and _strip(item) == _strip(expected)
 
 
 def _strip(item: Item) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from gymsdk.rollouts.tasks import MAX_SAMPLED_LINES
 from gymsdk.types import Budget, EndReason, Item, Row, build_agent_reference
 
 if TYPE_CHECKING:
-    from gymsdk.http.client import HttpResponse
+    pass
 
 ROLLOUTS, FAILURES, INPUTS, _, RUN = FILES
 
@@ -281,7 +281,10 @@ async def list_sessionless(servers: HeadServers, run: StoredRun, *, force: bool)
         servers.get_resources_for_row(stored.line, stored.environment) for stored in run.iter_rollouts()
     )
     unsure = [
-        name for name in expected_names if _parse_mode(await servers.client.get(name, "/reverify_mode")) != STATELESS
+        name
+        for name in expected_names
+        if not (answer := await servers.client.get(name, "/reverify_mode")).ok
+        or client.parse_value(answer) != STATELESS
     ]
     if unsure and not force:
         named = ", ".join(map(repr, unsure))
@@ -290,7 +293,3 @@ async def list_sessionless(servers: HeadServers, run: StoredRun, *, force: bool)
             " change for this reason alone; use it anyway with --force"
         )
     return unsure
-
-
-def _parse_mode(answer: HttpResponse) -> object:
-    return client.parse_value(answer) if answer.ok else None

@@ -300,7 +300,9 @@ def _list_metrics_sources(folder: RunFolder, cast: PlayerSetup) -> dict[str, Met
 
 async def _complete(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup, inputs: RunInputs) -> None:
     progress = await asyncio.to_thread(folder.read_progress)
-    watch.start(total=inputs.count if inputs.is_complete else _count_planned(run.plan), progress=progress)
+    # What the plan asks for, until all rows are known: an environment may have fewer.
+    planned = len(run.plan.environments) * (run.plan.limit or DEFAULT_TASKS) * run.plan.repeats
+    watch.start(total=inputs.count if inputs.is_complete else planned, progress=progress)
     breaker = CircuitBreaker(scored=progress.scored)
 
     def report_played(played: PlayedJob) -> None:
@@ -338,11 +340,6 @@ def _limit_concurrency(requested: int, player: Player, watch: RunReporter) -> in
             f"playing {most} episodes at a time. Raise the limit with `ulimit -Hn`, or lower --concurrency"
         )
     return min(requested, most)
-
-
-def _count_planned(plan: Plan) -> int:
-    """Return how many rollouts the plan asks for; an environment may have fewer rows."""
-    return len(plan.environments) * (plan.limit or DEFAULT_TASKS) * plan.repeats
 
 
 async def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup) -> RunInputs:

@@ -8,10 +8,9 @@ independent.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from statistics import fmean
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -298,13 +297,9 @@ def _list_warnings(comparison: Comparison, first: RunIndex, second: RunIndex) ->
         if count:
             yield f"{count} tasks of {name} are left out: the other run does not have them, or they have no reward"
     settings = [index.source.read_about().get("settings") or {} for index in (first, second)]
-    different = list(_list_different_settings(*settings))
+    different = [name for name in COMPARED_SETTINGS if all(settings) and settings[0].get(name) != settings[1].get(name)]
     if different:
         yield f"the runs have different settings: {', '.join(different)}"
-
-
-def _list_different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterable[str]:
-    return (name for name in COMPARED_SETTINGS if a.get(name) != b.get(name) and a and b)
 
 
 def list_worst(comparison: Comparison, count: int) -> list[TaskPair]:

@@ -106,6 +106,7 @@ def parse_record(stored: StoredRollout) -> Record:
     listed = stored.verdict_names
     verdict = {name: stored.line[name] for name in (list_verdict_names(stored) if listed is None else listed)}
     total, model_milliseconds = timing.get("total"), stored.stages.get("model")
+    tokens = stored.policy_usage.get("total_tokens")
     return Record(
         environment=stored.environment,
         task=stored.task,
@@ -115,7 +116,7 @@ def parse_record(stored: StoredRollout) -> Record:
         ended=stored.ended,
         turns=stored.turns or sum(1 for _ in responses.iter_turn_spans(output)),
         tool_calls=sum(number for number, _ in tools.values()),
-        tokens=_get_tokens(stored),
+        tokens=tokens if isinstance(tokens, int) and tokens > 0 else None,
         seconds=total / 1e3 if jsonl.is_finite_number(total) else None,
         model_seconds=model_milliseconds / 1e3 if jsonl.is_finite_number(model_milliseconds) else None,
         started=timing.get("started"),
@@ -234,11 +235,6 @@ def _select_figures(stored: StoredRollout, verdict: Row, *, is_scored: bool) -> 
 def _get_answer(verdict: Row, names: Sequence[str]) -> str | None:
     value = next((verdict[name] for name in names if verdict.get(name) is not None), None)
     return value if value is None or isinstance(value, str) else jsonl.dump_portable_json(value).decode()
-
-
-def _get_tokens(stored: StoredRollout) -> int | None:
-    total = stored.policy_usage.get("total_tokens")
-    return total if isinstance(total, int) and total > 0 else None
 
 
 def _get_flags(stored: StoredRollout, opening: Sequence[Item], output: Sequence[Item]) -> int:
