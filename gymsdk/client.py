@@ -411,6 +411,7 @@ def parse_verdict(body: Row, row: Row) -> RemoteVerdict:
         excerpt = str(components)[:MAX_EXCERPT_CHARS]
         message = f"the server's `reward_components` must be an object of numbers, got {excerpt}"
         raise build_bad_answer_error(message, "verify")
+    # Another server returns the fields of the request, which may be those of an earlier run.
     record = answer.record if answer.is_verified else EpisodeRecord()
     return RemoteVerdict(float(body["reward"]), components, _get_verdict_fields(answer, row), record)
 

@@ -256,6 +256,7 @@ class Environment:
             try:
                 state, offered_tools = copy_state(result.state), self._select_tools(task, result)
             except Failed:
+                # The hook may have acquired resources, and there is no episode yet that the caller could close.
                 await self._hooks.call(
                     "close", config=self.config, task=task, state=result.state, episode_id=episode_id
                 )
@@ -281,6 +282,7 @@ class Environment:
         The output for a tool that is not offered, and for arguments that UTF-8 cannot express, is an error message.
         """
         if (refusal := _refuse_call(episode, action)) is not None:
+            # A step, too: the recorded calls of models name the steps by their numbers.
             episode.record.step_rewards.append(0.0)
             return refusal
         with record_stage("step", episode.record), run_stage("step", _build_episode_deadline(episode.deadline)):
@@ -357,6 +359,7 @@ class Environment:
                         played.append(action)
         finally:
             if not calls:
+                # Also after a failed reply: its error has the record.
                 _order_steps(episode.record, played, actions)
         episode.transcript.items = list(items)
 
@@ -384,6 +387,7 @@ class Environment:
         deadline = Deadline(get_loop_time_after(VERIFY_SECONDS), pausable=True)
         with record_stage("verify", episode.record), run_stage("verify", deadline):
             verdict = check_verdict(await self._call_episode_hook("verify", episode, transcript=episode.transcript))
+            # Only as a check: two finite rewards may have an infinite sum, which JSON cannot express.
             add_rewards(episode.paid, verdict.reward, "verify")
             return verdict
 

@@ -78,6 +78,7 @@ class EpisodeRecord:
 
     def select_calls(self, first: int) -> EpisodeRecord:
         """Return a record of the calls after the *first* ones, without rewards."""
+        # The calls that were left out are the oldest, so that each other one keeps its number.
         kept = first - self.left_out
         return EpisodeRecord(calls=self.calls[max(kept, 0) :], left_out=max(-kept, 0))
 

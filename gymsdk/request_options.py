@@ -99,6 +99,7 @@ def build_verified_fields(reward: float, components: Row, fields: Row, details: 
 
 def build_record_field(record: EpisodeRecord | None) -> Row:
     """Return the field that a server adds to an answer without a reward: the record of its episode, if it has one."""
+    # Without `outcome`: an answer with that key counts as a line of gymsdk, whose `failure_kind` is a field of its row.
     fields = {} if record is None else record.to_fields()
     return {HOST: fields} if fields else {}
 

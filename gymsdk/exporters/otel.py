@@ -181,6 +181,7 @@ class OtelExporter:
         return ReadableSpan(
             name=span.name,
             context=SpanContext(
+                # The same rollout has the same ids in each export, so that a collector can tell repetitions.
                 _derive(16, *ids),
                 _derive(8, *ids, span.key),
                 is_remote=False,

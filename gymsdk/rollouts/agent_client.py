@@ -57,12 +57,14 @@ class AgentClient:
             url = await self._get_url(name)
             try:
                 left = max(0.001, deadline - loop.time())
+                # An agent may have moved to an address that must not get the token.
                 carried = self.client.build_headers_for(url)
                 answer = await http.post(url + "/run", body, headers=carried, timeout=left, retry=self.retry, once=True)
                 return self.client.check_token_sent(name, url, answer)
             except Failed as error:
                 if error.kind == "model_unreachable":
                     self.client.forget(name, url)
+                # The request may have arrived although the answer was lost; other servers would play the row twice.
                 again = error.kind == "model_unreachable" and (self.once or isinstance(error, http.NotSent))
                 if number == MAX_RESENDS or not again or loop.time() >= deadline:
                     raise convert_to_server_error(error) from error

@@ -131,6 +131,7 @@ class JobBuilder:
         shared = next((listed for listed in self._tool_lists if listed == tools), None)
         if shared is None:
             self._tool_lists.insert(0, tools)
+            # If every row has other tools, a row must not be compared with all rows before.
             del self._tool_lists[MAX_SHARED_TOOL_LISTS:]
             return
         if self._tool_lists[0] is not shared:

@@ -104,6 +104,7 @@ async def collect(
     """
     remaining = source if isinstance(source, AsyncIterable) else yield_regularly(source)
     running: set[asyncio.Future[PlayedJob]] = set()
+    # `asyncio.wait` would add and remove a callback of each running job for every result.
     ended: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
     slots = asyncio.Semaphore(concurrency)
     counter = EpisodeCounter()
@@ -128,6 +129,7 @@ async def collect(
         try:
             is_starting = True
             while running or is_starting:
+                # The tasks that have become ready run first, so that many results at once do not delay their timers.
                 await asyncio.sleep(0)
                 for _ in range(min(max(ended.qsize(), 1), MAX_STARTS_PER_PASS)):
                     finished = await ended.get()
@@ -146,5 +148,6 @@ async def collect(
             try:
                 await asyncio.gather(starting, *running, return_exceptions=True)
             finally:
+                # The counter belongs to the process, which may play further runs.
                 for _ in running:
                     counter.end()

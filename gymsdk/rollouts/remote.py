@@ -63,6 +63,7 @@ def parse_rollout(body: Row, job: Job, seed: int, *, milliseconds: float) -> Rol
     """Return the rollout of *job* from the response of `/run`; raises `EpisodeError` if it cannot be read."""
     try:
         is_own = client.read_answer(body).is_verified
+        # For its errors: `to_rollout` trusts the line.
         if is_own:
             client.parse_verdict(body, job.row)
         rollout = StoredRollout(body).to_rollout() if is_own else _read_foreign(body, job, seed, milliseconds)
@@ -70,6 +71,7 @@ def parse_rollout(body: Row, job: Job, seed: int, *, milliseconds: float) -> Rol
         raise client.build_bad_answer_error(
             f"the server's rollout cannot be read: {type(error).__name__}: {error}", "verify"
         ) from error
+    # The server has ids of its own, and may return the row with changes.
     identity = {"id": job.id, "environment": job.environment, "row": job.row, "seed": seed, "repeat": job.repeat}
     return rollout.model_copy(update=identity)
 
@@ -244,6 +246,7 @@ async def fetch_servers(head: str, wanted: Callable[[HeadServers], bool] = lambd
         Failed: No head answers, or an agent requires the token, which is not sent to it.
     """
     head = credentials.check_head_url(head)
+    # A head that does not answer is reported soon; once the run plays, its requests wait longer.
     asking, client = ServerClient(head, seconds=30.0, retry=http.Retry(times=1)), ServerClient(head)
     config = await asking.wait_for_config(lambda config: wanted(_parse_config(client, config)))
     servers = _parse_config(client, config)

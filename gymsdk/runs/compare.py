@@ -154,6 +154,7 @@ def compare(first: RunIndex, second: RunIndex, *, seed: int = 0, by: str | None 
         UsageError: The first run has no such field.
     """
     tasks_a, tasks_b = _read_tasks_of_both(first, second)
+    # By what the tasks contain: two runs may number the same tasks differently.
     common = [digest for digest in tasks_a if digest in tasks_b and tasks_a[digest].rewards and tasks_b[digest].rewards]
     pairs = sorted((_pair(tasks_a[digest], tasks_b[digest]) for digest in common), key=lambda pair: pair.difference)
     by_environment: defaultdict[str, list[TaskPair]] = defaultdict(list)

@@ -91,6 +91,7 @@ CREATE TABLE task (environment TEXT, task INTEGER, digest TEXT, line_digest TEXT
 
 INDEXES = [
     *(f"CREATE INDEX IF NOT EXISTS rollout_{name} ON rollout ({name}, id)" for name in SORTABLE),
+    # With the number, so that the kind of a field is found without its rows.
     "CREATE INDEX IF NOT EXISTS field_name ON field (name, text, rollout, number)",
 ]
 """Created after the first pass over the run, which is faster than to maintain them meanwhile."""

@@ -87,6 +87,7 @@ def write_parquet(queries: RunQueries, path: Path, table: Table, chosen: Filter 
         if writer is None:
             raise UsageError(f"{_MISSING.get(table, 'no rollout is chosen')}; the file would be empty")
         writer.close()
+        # An error in the middle leaves an earlier file as it is.
         part.replace(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror or error})") from error

@@ -165,6 +165,7 @@ def _parse(kind: type[T], answer: HttpResponse, stage: str, record: EpisodeRecor
     """Parse an answer, and add the calls in it to the *record* of the episode."""
     body = parse_object(answer, stage)
     sent = parse_record_field(body) or EpisodeRecord()
+    # The limit holds for the whole episode, and the server has sent only what came since its last answer.
     record.left_out += sent.left_out
     for call in sent.calls:
         record.add_call(call, len(dump_portable_json(call)))

@@ -202,6 +202,7 @@ async def _begin_turn(session: Session, response: Item, step_id: str | None) -> 
     """Play a new turn; a turn that failed is not played again."""
     if session.runner.is_over:
         raise RequestRejected(409, "the episode is over: POST /reset to start another")
+    # A repeated step gets the calls of the turn again: its client has lost the first answer.
     turn = Turn(step_id, session.episode.record.call_count)
     # `/verify` finds the session of a response by these calls.
     session.calls += iter_tool_calls(response["output"])
