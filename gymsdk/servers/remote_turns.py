@@ -94,6 +94,8 @@ class TurnEnvironment(RemoteEnvironment):
     """An environment at a Gymnasium-style server, played as `gymnasium_agent` of NeMo Gym plays it.
 
     The reward of an episode is the sum of the rewards of its turns: such a server has no `/verify`.
+    The record has the reward of each turn, that of the last turn with the verdict. Its calls, which servers of gymsdk
+    send, count the steps of a turn one by one.
     """
 
     async def reset(
