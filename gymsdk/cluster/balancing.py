@@ -337,14 +337,11 @@ class RemoteEpisode:
             return await wait_while_alive(exchange, self.instance.url, is_known, watch=self.watch)
         except InstanceGone:
             self.is_lost = True
-            raise self._gone_error(stage) from None
+            message = f"{self.name!r} at {self.instance.url} is gone, and the episode with it; play the row again"
+            raise Failed(message, kind=UNREACHABLE_KIND, stage=stage, retryable=True) from None
         except Failed as error:
             self.is_lost = self.is_lost or error.kind == UNREACHABLE_KIND
             raise
-
-    def _gone_error(self, stage: str) -> Failed:
-        message = f"{self.name!r} at {self.instance.url} is gone, and the episode with it; play the row again"
-        return Failed(message, kind=UNREACHABLE_KIND, stage=stage, retryable=True)
 
 
 class RemoteTurnEpisode(RemoteEpisode):

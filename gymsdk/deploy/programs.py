@@ -337,12 +337,9 @@ def write_config(config: Mapping[str, Any], name: str, entry: Mapping[str, Any])
     if len(text) <= MAX_CONFIG_BYTES:
         return text
     settings = json.dumps(entry)
-    unused = [key for key, value in config.items() if _is_server(value) and json.dumps(key) not in settings]
+    servers = [key for key, value in config.items() if isinstance(value, Mapping) and {*SERVER_KINDS} & value.keys()]
+    unused = [key for key in servers if json.dumps(key) not in settings]
     return json.dumps({**{key: config[key] for key in config if key not in unused}, name: entry})
-
-
-def _is_server(value: object) -> bool:
-    return isinstance(value, Mapping) and any(kind in value for kind in SERVER_KINDS)
 
 
 async def _fetch_config(head_url: str, token: SecretStr | None, names: Collection[str]) -> dict[str, Any]:

@@ -172,7 +172,9 @@ class Supervisor:
             else:
                 if name in self._ending:
                     return
-                self._record_exit(name, pid, code)
+                restarts = self.exits[name].restarts + 1 if name in self.exits else 1
+                self.exits[name] = Exit(code=code, at=time.time(), restarts=restarts, pid=pid)
+                self._on_exit()
                 if name in self._restart_requested:
                     self._restart_requested.discard(name)
                     continue
@@ -183,11 +185,6 @@ class Supervisor:
             log.warning("the server %r %s; it is started again in %.1f s", name, outcome, delay)
             await asyncio.sleep(delay)
             attempt += 1
-
-    def _record_exit(self, name: str, pid: int, code: int) -> None:
-        before = self.exits.get(name)
-        self.exits[name] = Exit(code=code, at=time.time(), restarts=before.restarts + 1 if before else 1, pid=pid)
-        self._on_exit()
 
     def _raise_if_final(self, spec: ProcessSpec, code: int) -> None:
         """Raise the reason why a restart would not help, if there is one."""

@@ -79,8 +79,10 @@ async def serve_with_workers(
     raise_open_file_limit()
     with ExitStack() as stack:
         plan = _open_plan(servers, deployment, sockets, security, stack)
+        head = [build_head_spec(plan.sockets.head, deployment)] if plan.sockets.head else []
+        workers = [_build_worker_spec(plan, number, deployment) for number in range(len(plan.channels))]
         async with supervise(
-            _build_process_specs(plan, deployment),
+            head + workers,
             _build_readiness(plan, deployment.times.starting, security),
             servers,
             plan.sockets,
@@ -108,11 +110,6 @@ def _open_plan(
     shared_file = create_shared_file()
     stack.callback(os.close, shared_file)
     return _Plan(sockets, channels, shared_file)
-
-
-def _build_process_specs(plan: _Plan, deployment: Deployment) -> list[ProcessSpec]:
-    head = [build_head_spec(plan.sockets.head, deployment)] if plan.sockets.head else []
-    return head + [_build_worker_spec(plan, number, deployment) for number in range(len(plan.channels))]
 
 
 def _build_worker_spec(plan: _Plan, index: int, deployment: Deployment) -> ProcessSpec:

@@ -423,6 +423,11 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
 
 
 async def _call_on_disconnect(request: Request, callback: Callable[[], object]) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    await wait_for_disconnect(request.receive)
     callback()
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Wait until the client has disconnected; the body of the request has been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -14,6 +14,7 @@ from gymsdk.edge.request import (
     Receive,
     Scope,
     Send,
+    wait_for_disconnect,
 )
 
 HEARTBEAT_SECONDS = 5.0
@@ -76,7 +77,7 @@ class StreamedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response; the request body has been read before."""
-        ending, disconnect = asyncio.ensure_future(self._ending()), asyncio.ensure_future(_wait_for_disconnect(receive))
+        ending, disconnect = asyncio.ensure_future(self._ending()), asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             await asyncio.wait({ending, disconnect}, timeout=self._every, return_when=asyncio.FIRST_COMPLETED)
             if disconnect.done():
@@ -105,8 +106,3 @@ class StreamedResponse(Response):
 def stream_frames(frames: bytes) -> Response:
     """Return an event stream whose frames are all known."""
     return Response(frames, media_type=EVENT_STREAM_TYPE, headers=STREAM_HEADERS)
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -347,7 +347,9 @@ class RemoteModel:
         """Return the client for these URLs; an unchanged client keeps its knowledge of failed replicas."""
         key = (urls, dict(self._headers()))
         if self._replicas is None or self._replicas[0] != key:
-            headers = {name: SecretStr(_reveal(value)) for name, value in key[1].items()}
+            headers = {
+                name: value if isinstance(value, SecretStr) else SecretStr(value) for name, value in key[1].items()
+            }
             replicas = ReplicaClient(
                 urls,
                 headers=headers,
@@ -367,10 +369,6 @@ class RemoteModel:
         start = f"start one with `gymsdk serve {options} --head URL`"
         message = f"no model server {self.name!r} is registered at the head; {start}"
         return Failed(message, kind="model_unreachable", retryable=True, retry_after=RECHECK_SECONDS)
-
-
-def _reveal(value: str | SecretStr) -> str:
-    return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
 def _build_path(episode: Episode | None) -> str:

@@ -184,7 +184,8 @@ class RowIdentity:
     @cached_property
     def fields(self) -> Row:
         """The environment's own fields in canonical form."""
-        return _select_own_fields(self.row)
+        own_keys = [key for key in self.row if key not in ROUTING_FIELDS and not key.startswith("_ng_")]
+        return _copy_without_nulls({key: self.row[key] for key in own_keys})
 
     @cached_property
     def prompt(self) -> list[Any] | None:
@@ -242,12 +243,6 @@ class SessionOrigin:
         # `/verify` compares these with the row that it gets.
         missing = type(task).model_fields.keys() - self.identity.fields.keys() - {"responses_create_params"}
         self.task = SimpleNamespace(**{name: getattr(task, name) for name in missing})
-
-
-def _select_own_fields(row: Mapping[str, Any]) -> Row:
-    return _copy_without_nulls(
-        {key: value for key, value in row.items() if key not in ROUTING_FIELDS and not key.startswith("_ng_")}
-    )
 
 
 def _normalize_prompt(row: Row) -> list[Any] | None:
