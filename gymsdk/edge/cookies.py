@@ -16,6 +16,7 @@ from gymsdk.edge.request import (
     Send,
     get_state,
 )
+from gymsdk.http.client import Cookies, filter_cookies
 from gymsdk.jsonl import dump_json
 
 BROKEN_MESSAGE = "the server failed on this request; see its log for details"
@@ -41,6 +42,12 @@ def cookie_name(kind: str, name: str) -> str:
         name: The server's name.
     """
     return f"{kind}___{UNSAFE_CHARACTERS.sub('_', name)}"
+
+
+def parse_cookies(header: str | None) -> Cookies:
+    """Return the valid cookies of a request's `Cookie` *header*."""
+    pairs = (pair.strip().partition("=") for pair in (header or "").split(";"))
+    return filter_cookies({name: value for name, _, value in pairs})
 
 
 class CookieMiddleware:

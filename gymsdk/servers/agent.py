@@ -17,7 +17,7 @@ from gymsdk.cluster.workers import Ownership
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.edge.app import ServerApp
 from gymsdk.edge.app import create_app as create_base_app
-from gymsdk.edge.cookies import cookie_name
+from gymsdk.edge.cookies import cookie_name, parse_cookies
 from gymsdk.edge.errors import RequestRejected
 from gymsdk.edge.limits import EpisodeSlots, IdempotencyCache
 from gymsdk.edge.openapi import AGGREGATE_SCHEMA, FLAT_ROW_SCHEMA, PROMPT_SCHEMA, document_endpoint
@@ -392,7 +392,7 @@ class AgentEndpoints:
     async def respond(self, request: Request) -> Response:
         """Answer a Responses request, calling tools in the session of the request's cookies."""
         content = await read_json_object(request)
-        cookies = client.parse_cookies(request.headers.get("cookie"))
+        cookies = parse_cookies(request.headers.get("cookie"))
         session = self._sessions.find(cookies.get(self._cookie), request.scope)
         connection = session.connection if session else await self._open_connection(content, cookies)
         with self._sessions.use(session) if session else nullcontext():
@@ -464,7 +464,7 @@ class AgentEndpoints:
         return connection if connection is None or isinstance(connection, SessionConnection) else await connection
 
     def _get_token(self, request: Request) -> str | None:
-        return client.parse_cookies(request.headers.get("cookie")).get(self._cookie)
+        return parse_cookies(request.headers.get("cookie")).get(self._cookie)
 
     def _with_token(self, response: Response, session: AgentSession) -> Response:
         return _set_cookies(response, {self._cookie: session.token})

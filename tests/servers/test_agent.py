@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI, Response
 
 from gymsdk import Environment, Failed, Model, Task, play
-from gymsdk.http import client as jars
-from gymsdk.http.client import Retry
+from gymsdk.edge.cookies import parse_cookies
+from gymsdk.http.client import Retry, filter_cookies
 from gymsdk.servers import agent, resources
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.types import Budget, Item
@@ -388,8 +388,8 @@ async def test_an_agent_session_that_answers_a_request_is_in_use(counter):
 
 
 async def test_cookies_that_would_split_a_header_are_not_sent_on():
-    assert jars.parse_cookies("good=1; b ad=2; worse=\xe9; =3; x=a\x01") == {"good": "1"}
-    assert jars.filter_cookies({"good": "1", "bad": "1; Path=/", "worse": 3}) == {"good": "1"}
+    assert parse_cookies("good=1; b ad=2; worse=\xe9; =3; x=a\x01") == {"good": "1"}
+    assert filter_cookies({"good": "1", "bad": "1; Path=/", "worse": 3}) == {"good": "1"}
 
 
 async def test_nulls_added_by_a_table_do_not_matter(counting, policy):
