@@ -210,6 +210,7 @@ def _find_turns(nodes: Sequence[Node], now: float) -> dict[str, tuple[Node, Rest
             if _has_restarted(nodes, node, name, order):
                 del node.orders[name]
             elif name not in turns:
+                # The time begins with the turn, not with the order: the processes restart one after another.
                 order.until = now + order.drain if order.until is None else order.until
                 turns[name] = node, order
     for name, (_, order) in [*turns.items()]:
@@ -366,6 +367,7 @@ class NodeRegistry:
             )
         now = self._clock()
         services = tuple(service.as_reached_at(address) for service in registration.services)
+        # A node may ask for a shorter lease than the head's, and not for a longer one.
         lease = min(self.lease, registration.seconds)
         joined, orders = (previous.joined, previous.orders) if previous else (now, {})
         self._nodes[id] = Node(id, registration, services, joined, now, lease, orders)
@@ -415,6 +417,7 @@ class NodeRegistry:
         if node := self._nodes.pop(id, None):
             self._lost.record_change(node.services, (), self._clock())
         self._lost.drop(id)
+        # A heartbeat that was on its way must not register the node again.
         self._left_ids[id] = None
         if len(self._left_ids) > self._max_nodes:
             self._left_ids.popitem(last=False)
@@ -477,14 +480,14 @@ class NodeRegistry:
     def _check_services(self, services: Sequence[Service], *, ignored_id: str) -> None:
         """Reject a service with a reserved name, a contradicting server of its name, or an id that is in use."""
         others = [*self._own, *(candidate for node in self if node.id != ignored_id for candidate in node.services)]
-        identities = {other.name: _service_identity(other) for other in others}
+        identities = {other.name: (other.kind, other.implementation) for other in others}
         ids = Counter(service.id for service in (*others, *services))
         for service in services:
             if service.name in self._taken:
                 raise RequestRejected(
                     409, f"a server cannot be named {service.name!r}, which is a key of the configuration"
                 )
-            known, own = identities.get(service.name), _service_identity(service)
+            known, own = identities.get(service.name), (service.kind, service.implementation)
             if known not in {None, own}:
                 registered, reported = "/".join(known or ()), "/".join(own)
                 raise RequestRejected(
@@ -494,7 +497,3 @@ class NodeRegistry:
                 raise RequestRejected(
                     409, f"the id {service.id} of {service.name!r} belongs to another instance; restart the server"
                 )
-
-
-def _service_identity(service: Service) -> tuple[str, str]:
-    return service.kind, service.implementation
