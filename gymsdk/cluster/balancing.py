@@ -133,6 +133,7 @@ class LoadBalancer:
 
     async def close(self, episode: Episode) -> None:
         """Close the episode at its instance."""
+        # Before the close, which may raise: the load must fall in any case.
         if self._local is not None and episode.environment is self._local.environment:
             self._local_episodes -= 1
         await episode.environment.close(episode)
@@ -168,6 +169,7 @@ class LoadBalancer:
         self._local_episodes += 1
         try:
             return await self._local.environment.reset(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
+        # A cancelled opening must not count as load for ever.
         except BaseException:
             self._local_episodes -= 1
             raise
@@ -232,6 +234,7 @@ class LoadBalancer:
             available = [local, *available]
         if self._prefers_local:
             available = [instance for instance in available if self._is_local(instance)]
+        # A restarted instance has another id: without this line, those of the past would accumulate.
         self._router.forget_except({instance.id for instance in available})
         return available
 

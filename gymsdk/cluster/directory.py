@@ -155,6 +155,7 @@ async def wait_while_alive(
     except asyncio.CancelledError:
         if failure is None:
             raise
+        # The cancellation came from the checks, so the task itself goes on.
         caller.uncancel()
         raise failure from failure.__cause__
     finally:

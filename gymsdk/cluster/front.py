@@ -75,6 +75,7 @@ class Front:
             try:
                 return await self._send(instance, request, body)
             except client.NotSent as error:
+                # Another replica does not have the session, and would answer as if it had never been.
                 if self._router[instance.id].mark_down() and self._find_owner(cookies) == instance.id:
                     return build_failure_response(
                         f"the replica of {self._name!r} that has the session is gone: {error}"
@@ -83,6 +84,7 @@ class Front:
 
     async def _send(self, instance: Instance, request: Request, body: bytes) -> Response:
         replica = self._router[instance.id]
+        # The head's report of the load is seconds old; what this process has sent since must count, too.
         replica.record_change(1)
         self.in_flight += 1
         try:
@@ -105,6 +107,7 @@ class Front:
             replicas = {instance.id: instance for instance in await self._replicas.list_all() if instance.node}
             self._router.forget_except(replicas.keys())
             owner = self._find_owner(cookies)
+            # A draining replica still answers for the sessions that it has.
             open_replicas = [
                 instance for instance in replicas.values() if not instance.draining or instance.id == owner
             ]

@@ -166,6 +166,7 @@ async def check_status(
     except (OSError, UnicodeError, ValueError):
         # The host comes from a node's report and may be invalid.
         return "connection_error"
+    # A server that requires a token answers 401, and one without the path 404: both are alive.
     return "success" if re.match(rb"HTTP/1\.[01] [234]", status_line) else "unknown_error"
 
 

@@ -199,6 +199,7 @@ class Router:
             candidates = [replica for replica in last_resort if replica.key not in exclude]
         if not candidates:
             return None
+        # Most models have one replica, for which the hash would be computed at each call for nothing.
         chosen = candidates[0] if len(candidates) == 1 else min(candidates, key=partial(_rank, loads, affinity))
         chosen.last_request = next(self._requests)
         return chosen
@@ -207,6 +208,7 @@ class Router:
 def _rank(loads: Mapping[str, tuple[int, ...]], affinity: str, replica: Replica) -> tuple[tuple[int, ...], bytes, int]:
     """Return the sort key of a replica; the smallest is chosen."""
     text = f"{replica.key}\0{affinity}".encode()
+    # Not `hash`, which differs between processes: all of them must choose the same replica.
     rank = blake2b(text, digest_size=8).digest() if affinity else b""
     return loads[replica.key], rank, replica.last_request
 

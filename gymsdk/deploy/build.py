@@ -173,6 +173,7 @@ class ServerBuilder:
         return compute_loads(self._metrics)
 
     async def _build_snapshot(self) -> HeadSnapshot:
+        # Read at each call: the head's URL is known only when the first app is built.
         return await nodes_fetcher(self._head, headers=partial(credentials.bearer, self._token))()
 
     def _list_environment_servers(self) -> Iterator[ServerConfig]:
@@ -376,6 +377,7 @@ def get_row_fields(server: ServerConfig, environment: Environment | None) -> dic
     kinds = {RESOURCES_REF: RESOURCES, AGENT_REF: AGENTS, MODEL_REF: MODELS}
     refers = {key: {"type": kinds[key], "name": name} for key, name in server.refers.items() if key in kinds}
     if isinstance(server.kind_settings, ModelServerConfig):
+        # The head shows this entry to its clients, and the name may hold a URL with a password.
         return {"model": redact_url(server.kind_settings.name)}
     if server.kind != RESOURCES:
         return refers

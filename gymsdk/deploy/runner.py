@@ -269,6 +269,7 @@ class ServerRunner:
             UsageError: A port is not available.
             GymsdkError: A server fails.
         """
+        # Each request and each model call holds a socket, and the usual limit is 1,024 files.
         raise_open_file_limit()
         with ExitStack() as stack:
             # All sockets are bound before any server is announced.
@@ -381,6 +382,7 @@ class ServerRunner:
         return task, partial(self._announce, spec, sock)
 
     def _announce(self, spec: ServerSpec, sock: socket.socket) -> None:
+        # Only now: nothing may be sent to a server that does not answer yet.
         self.fallback_services.append(self._locate(spec, sock))
         self._specs.append(spec)
         self.services.append(self.fallback_services[-1])

@@ -174,6 +174,7 @@ class Supervisor:
                     return
                 restarts = self.exits[name].restarts + 1 if name in self.exits else 1
                 self.exits[name] = Exit(code=code, at=time.time(), restarts=restarts, pid=pid)
+                # Reported at once: otherwise the head would send requests to the process until its lease ends.
                 self._on_exit()
                 if name in self._restart_requested:
                     self._restart_requested.discard(name)

@@ -153,6 +153,7 @@ class Engine:
 
     async def wait_for_end(self) -> None:
         """Wait while vLLM runs or is restarted; raises `GymsdkError` if it cannot be restarted."""
+        # Shielded: cancelling the caller ends its wait, not vLLM.
         await asyncio.shield(self.running)
 
 
@@ -216,6 +217,7 @@ async def _choose_port(launch: Launch, host: str) -> int:
             f"{launch.name} is already served at {_build_url(host, chosen)}; replace --launch-vllm with --base-url"
             f" {_build_url(host, chosen)}, or choose another port with -- --port N"
         )
+    # Closed again at once, because vLLM binds the port itself; see `PortTaken`.
     with bind_socket(vllm_command.get_host(launch.parsed_flags), chosen or 0, what="vLLM") as sock:
         port: int = sock.getsockname()[1]
         return port

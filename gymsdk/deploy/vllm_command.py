@@ -85,6 +85,7 @@ UNSUPPORTED_VARIANTS = re.compile("distill|-r1-.*qwen|openhermes|nemotron(?!-?3(
 
 def find_family(name: str) -> Family | None:
     """Return the family of a model by its *name*, or by the `config.json` of the folder *name*."""
+    # The name of an organisation or a folder may contain that of another family.
     *_, last = name.rstrip("/").split("/")
     return (
         _match_name(last)
@@ -170,6 +171,7 @@ def parse_flags(flags: Sequence[str]) -> dict[str, tuple[str, ...]]:
     values_by_flag: dict[str, tuple[str, ...]] = {}
     name = ""
     for word in flags:
+        # A negative number, as in `--seed -1`, is a value and no flag.
         if re.match(r"--?[^\d\W]", word):
             name, equals, value = word.partition("=")
             name = name.replace("_", "-")

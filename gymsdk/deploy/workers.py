@@ -140,6 +140,7 @@ def _build_worker_spec(plan: _Plan, index: int, deployment: Deployment) -> Proce
 def _divide_memory(limits: Limits, count: int) -> Limits:
     """Return the limits of one worker: its share of the memory for large bodies, and the same limits otherwise."""
     share = (limits.bodies or default_body_budget()) // count
+    # With many workers, the share must still hold a small body.
     return limits.model_copy(update={"bodies": max(share, 1024)})
 
 

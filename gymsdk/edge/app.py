@@ -156,6 +156,7 @@ class RoutingMiddleware:
             await self._handle_lifespan(scope, receive, send)
             return
         state = get_state(scope)
+        # The test of the prefix, which few paths have, costs a fraction of the pattern.
         match = ROLLOUT_PREFIX_PATTERN.match(scope["path"]) if scope["path"].startswith(ROLLOUT_PREFIX) else None
         if match:
             path = scope["path"][match.end() :]
@@ -185,6 +186,7 @@ class RoutingMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 header = (tracing.REQUEST_ID_HEADER.encode(), request_context.request.encode())
+                # A copy: an app may send one object to several clients, as `STREAM_START`.
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             await send(message)
 

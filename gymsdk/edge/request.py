@@ -217,16 +217,19 @@ class BodyBudget:
         """
         if state.reserved:
             return
+        # Behind those that wait: otherwise small bodies would keep a large one waiting for ever.
         if self._waiting or not self._fits(size, max_bytes):
             granted = asyncio.get_running_loop().create_future()
             self._waiting.append((size, max_bytes, granted))
             try:
                 await granted
             except asyncio.CancelledError:
+                # The memory may have been granted in the pass of the event loop that cancels the request.
                 if granted.done() and not granted.cancelled():
                     self._free(size)
                 else:
                     self._waiting = deque(entry for entry in self._waiting if entry[2] is not granted)
+                    # The request may have held back smaller ones behind it.
                     self._admit()
                 raise
         else:

@@ -115,6 +115,7 @@ def loads(text: bytes, max_values: int = MAX_VALUES, *, strict: bool = False, ex
 
 @cache
 def _get_executor() -> ThreadPoolExecutor:
+    # One for the process: the parsers of several loops hold one interpreter's lock.
     return ThreadPoolExecutor(MAX_THREADS, "gymsdk-json")
 
 

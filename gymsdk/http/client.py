@@ -484,7 +484,7 @@ class LoopLocal(Generic[Resource]):
 
 def _create_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        # A limit would hold requests back while their deadlines run: callers bound what is in flight.
+        # A limit would hold requests back while their deadlines run; callers limit the requests in flight.
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS),
         # A jar would mix the cookies of sessions at one server; each session keeps its own.
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -217,6 +217,7 @@ class Connection(asyncio.Protocol):
             self.close()
             raise
         finally:
+            # The parser refers to this connection: without this line, each request would leave a reference cycle.
             self._waiter = self._parser = None
             self._begin_message()
 
@@ -230,6 +231,7 @@ class Connection(asyncio.Protocol):
         """Receive the transport of the new connection."""
         self._transport = transport
         self.is_open = True
+        # A call may wait for minutes without a byte: only these probes find that the other machine is gone.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -280,6 +282,7 @@ class Connection(asyncio.Protocol):
             raise InvalidResponse("its header is too large")
         if self._headers is None:
             self._headers = CIMultiDict()
+        # A value may have any bytes, and a byte that is not UTF-8 must not fail the call.
         self._headers.add(name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
 
     def on_headers_complete(self) -> None:

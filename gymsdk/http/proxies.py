@@ -48,6 +48,7 @@ def find_proxy(url: str, schemes: frozenset[str] = HTTP_SCHEMES) -> Proxy | None
         url: The URL.
         schemes: The schemes of the proxies that the caller can use; another proxy is ignored with a warning.
     """
+    # From the proxy, such an address would be that of the proxy's own machine.
     if _leads_to_loopback(url):
         return None
     scheme = url.partition(":")[0].lower()
@@ -122,6 +123,7 @@ def _split_port(exception: str) -> tuple[str, str]:
 
 def _contains(network: str, address: Address) -> bool:
     try:
+        # Users write the address of one host with the length of its network, as in 10.0.0.5/8.
         return address in ipaddress.ip_network(network, strict=False)
     except ValueError:
         return False

@@ -107,6 +107,7 @@ class RolloutFailed(Exception):
             kind=self.failure.kind,
             retryable=self.failure.retryable,
             stage=self.failure.stage,
+            # Without a time, clients would send the request again at once.
             retry_after=(self.failure.retry_after or 1.0) if self.failure.retryable else None,
         )
         error.record = self.rollout.record
@@ -286,6 +287,7 @@ def _rollout_id(indices: Row) -> str:
 
 def _rollout_to_row(rollout: Rollout) -> Row:
     fields = build_line(rollout, (0, rollout.repeat))
+    # These indices belong to a run; a client gets those that it sent, or none.
     for name in INDEX_FIELDS:
         fields.pop(name, None)
     return mask_untrainable(fields) | {name: value for name, value in UNMASKED_FIELDS.items() if name not in fields}

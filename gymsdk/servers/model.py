@@ -175,7 +175,7 @@ def find_model(models: Mapping[str, Item], name: str, headers: Container[str]) -
 
 
 def is_anthropic_client(headers: Container[str]) -> bool:
-    """Return whether the request comes from a client of Anthropic's API."""
+    """Return whether the request comes from a client of Anthropic's API, which always sends this header."""
     return "anthropic-version" in headers
 
 

@@ -131,6 +131,7 @@ def to_canonical(value: Any) -> Any:
     Null elements of arrays stay, because their position matters. The walk is not recursive, so depth is not limited.
     Token ids and log-probabilities are numbers, and are not looked at.
     """
+    # In a list, so that the outermost value is copied like a member.
     holder = [value]
     pending: list[Any] = [holder]
     while pending:
@@ -318,6 +319,7 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
     tracing.set_rollout_id(rollout_id)
     declared = environment.task_type.model_fields if isinstance(environment, Environment) else {}
     fields = {key: value for key, value in body.items() if key not in {ROLLOUT_ID_FIELD, "capture_rollout_id"}}
+    # An environment may declare a field that is named like a result, but `gymsdk` is always the host's.
     row = strip_results(fields, keep=declared.keys() - {HOST})
     if "responses_create_params" in row:
         row |= _copy_without_nulls({"responses_create_params": row["responses_create_params"]})

@@ -159,6 +159,7 @@ class ClosedIds:
     def _remember(self, key: tuple[str, EpisodeId | None], episode: EpisodeId | None, reply: Any) -> None:
         self._closed[key] = episode, reply
         if len(self._closed) > self._limit:
+            # The oldest: a client repeats a close within seconds, or never.
             self._closed.popitem(last=False)
 
 

@@ -107,6 +107,7 @@ async def _read_arguments(request: Request) -> str:
 
 
 def _build_output(output: Content, effects: TurnResult) -> Response:
+    # An unpaired surrogate, which a tool may return, has no form in UTF-8.
     text = output.encode("utf-8", "replace") if isinstance(output, str) else dump_json(output)
     answer = Response(text, media_type="application/json" if _is_json(text) else "text/plain")
     if effects.reward or effects.ended:
@@ -161,6 +162,7 @@ class SessionConnection:
                 self.base_url + path,
                 body,
                 headers=headers,
+                # A deadline that has passed must fail as a timeout whose message names no negative seconds.
                 timeout=max(0.001, min(self.seconds, left)),
                 retry=self.retry,
                 # A tool may have effects, so a request that may have arrived is not sent again.
