@@ -70,6 +70,9 @@ def read_token(file: Path | str) -> SecretStr:
     return SecretStr(token)
 
 
+_read_token_once = cache(read_token)
+
+
 def get_process_token(file: Path | str | None = None) -> SecretStr | None:
     """Return the token of this process; each file is read once.
 
@@ -84,11 +87,6 @@ def get_process_token(file: Path | str | None = None) -> SecretStr | None:
     """
     name = str(file) if file is not None else os.environ.get(TOKEN_FILE_VARIABLE, "").strip()
     return _read_token_once(str(resolve_path(Path(name).expanduser()))) if name else None
-
-
-@cache
-def _read_token_once(file: str) -> SecretStr:
-    return read_token(file)
 
 
 @contextmanager
@@ -187,8 +185,10 @@ def redact(text: str, secrets: Iterable[SecretStr]) -> str:
     """
     for secret in filter(None, (wrapped.get_secret_value().strip() for wrapped in secrets)):
         for form in {json.dumps(secret)[1:-1], repr(secret)[1:-1], secret.replace("/", r"\/"), secret}:
-            is_distinctive = len(secret) >= MIN_DISTINCTIVE_CHARS
-            text = text.replace(form, "***") if is_distinctive else _redact_whole_word(text, form)
+            if len(secret) >= MIN_DISTINCTIVE_CHARS:
+                text = text.replace(form, "***")
+            else:
+                text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", "***", text)
     return text
 
 
@@ -203,7 +203,3 @@ def iter_secrets(value: object) -> Iterator[SecretStr]:
     elif isinstance(value, (list, tuple, set, frozenset)):
         for member in value:
             yield from iter_secrets(member)
-
-
-def _redact_whole_word(text: str, word: str) -> str:
-    return re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", "***", text)

@@ -25,9 +25,8 @@ from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from gymsdk.exporters import ExportOptions
-    from gymsdk.line import StoredRollout
     from gymsdk.rollouts.export import ExportReport
-    from gymsdk.runs import Run, RunSource
+    from gymsdk.runs import Run
     from gymsdk.types import Row
 
 FOLLOW_SECONDS = 1.0
@@ -103,6 +102,7 @@ def export(
 
 
 def _write_files(runs: list[Path], targets: Targets, selection: Selection, *, json: bool) -> None:
+    from gymsdk import line
     from gymsdk.rollouts.export import ExportReport, export_dpo, export_sft
     from gymsdk.runs import find_run
 
@@ -112,7 +112,8 @@ def _write_files(runs: list[Path], targets: Targets, selection: Selection, *, js
     for path, write in ((targets.sft, export_sft), (targets.dpo, export_dpo)):
         if path is not None:
             report = ExportReport()
-            _write(path, write(chain.from_iterable(map(_read_rollouts, sources)), selection, report))
+            rollouts = chain.from_iterable(line.read(source.rollouts) for source in sources if source.rollouts.exists())
+            _write(path, write(rollouts, selection, report))
             reports[str(shorten_path(path))] = report
     if json:
         content = {name: report.to_json() for name, report in reports.items()}
@@ -206,12 +207,6 @@ def _finish(process: subprocess.Popen[bytes], command: str) -> None:
         code = process.wait()
     if code:
         typer.echo(f"the export has failed, the run has not; repeat the export with: {command}", err=True)
-
-
-def _read_rollouts(source: RunSource) -> Iterator[StoredRollout]:
-    from gymsdk import line
-
-    return line.read(source.rollouts) if source.rollouts.exists() else iter(())
 
 
 def _write(path: Path, lines: Iterator[Row]) -> None:

@@ -35,8 +35,6 @@ SERVER_LABELS = {
 }
 """Labels of the kinds of servers."""
 
-ORACLE_MODEL = "scripted/oracle"
-
 EXAMPLE_SECONDS = 10.0
 """Time limit of drawing a task for the curl commands, and of its episode."""
 
@@ -107,13 +105,10 @@ def _format_addresses(head_url: str, services: Sequence[Service], model: str, ra
         yield f"{'Ray':<{width}}  {ray}"
     for service in services:
         yield f"{service.name:<{width}}  {service.url}  {SERVER_LABELS[service.kind]}"
-    yield f"Ready{_describe_policy(model)}. Press Ctrl-C to stop."
-
-
-def _describe_policy(model: str) -> str:
-    if model == ORACLE_MODEL:
-        return f": {ORACLE_MODEL} plays, which knows the solutions; choose another model with --model"
-    return f": {model} plays" if model else ""
+    played = f": {model} plays" if model else ""
+    if model == "scripted/oracle":
+        played += ", which knows the solutions; choose another model with --model"
+    yield f"Ready{played}. Press Ctrl-C to stop."
 
 
 async def build_curl_lines(environment: Environment, urls: Mapping[str, str], folder: Path) -> list[str]:

@@ -81,7 +81,7 @@ def check(  # noqa: PLR0913  # groups of options
     from gymsdk.cli.process import run_until_signal
     from gymsdk.cli.progress import show_warnings
     from gymsdk.plugins import registry
-    from gymsdk.rollouts.tasks import check_one_source, get_default_split, read_file, read_splits
+    from gymsdk.rollouts.tasks import check_one_source, read_file, read_splits
 
     model, tokenizer = chosen.model, model_options.get("tokenizer")
     if model is None and tokenizer is None:
@@ -92,13 +92,12 @@ def check(  # noqa: PLR0913  # groups of options
     if rows.tasks:
         source = read_file(environments, rows.tasks, limit=rows.limit)
     else:
-        split = rows.split or get_default_split(environment)
-        source = read_splits(environments, split, seed=rows.seed, limit=rows.limit)
+        source = read_splits(environments, rows.split, seed=rows.seed, limit=rows.limit)
+    selected = [row for _, row in islice(source, rows.limit)]
     if model is not None:
         token_model = _build_model(model, model_options)
     else:
         token_model = _build_local_model(policy, tokenizer, rows.seed)
-    selected = [row for _, row in islice(source, rows.limit)]
     with show_warnings():
         report = run_until_signal(_check(environment, token_model, selected, rows.seed, budget, tokenizer))
     echo(report.model_dump_json(indent=2).encode() if json else "\n".join(_format_report(report)))

@@ -85,7 +85,12 @@ def apply_overrides(root: YamlNode, overrides: Iterable[Override], problems: Pro
     """Return *root* with *overrides* applied in order; errors go to *problems*."""
     for override in overrides:
         path = _complete_path(root, override.path)
-        root = _delete(root, path, problems) if override.value is None else _set_value(root, path, override.value)
+        if (value := override.value) is None:
+            root = _delete(root, path, problems)
+            continue
+        for key in reversed(path):
+            value = YamlNode({key: value}, COMMAND_LINE)
+        root = merge_nodes(root, fields.normalize_keys(value))
     return root
 
 
@@ -118,12 +123,6 @@ def _find_server_body(root: YamlNode, name: str, key: str) -> KeyPath:
         return ()
     implementations = [*server.children[kinds[0]].children]
     return (kinds[0], *implementations) if len(implementations) == 1 else ()
-
-
-def _set_value(root: YamlNode, path: KeyPath, value: YamlNode) -> YamlNode:
-    for key in reversed(path):
-        value = YamlNode({key: value}, COMMAND_LINE)
-    return merge_nodes(root, fields.normalize_keys(value))
 
 
 def _delete(root: YamlNode, path: KeyPath, problems: Problems) -> YamlNode:
@@ -171,7 +170,9 @@ def apply_environment(root: YamlNode) -> tuple[YamlNode, tuple[str, ...]]:
     """
     file_key = root.get(API_KEY_SETTING)
     for key, variable in {**ENVIRONMENT_VARIABLES, **SWITCH_VARIABLES}.items():
-        root = _apply_variable(root, key, variable)
+        value, present = os.environ.get(variable), root.get(key)
+        if value and (present is None or get_source(present.place) is not SettingSource.GIVEN):
+            root = root.with_key(key, YamlNode(value, Place(source=variable)))
     keys = [node for node in (root.get(API_KEY_SETTING), file_key) if node is not None and node.value]
     if not keys:
         return root, ()
@@ -192,10 +193,3 @@ def _may_receive(key: SettingSource, base_url: SettingSource) -> bool:
     if base_url is SettingSource.FILE:
         return key in {SettingSource.FILE, SettingSource.FOUND}
     return key is (SettingSource.FOUND if base_url is SettingSource.FOUND else SettingSource.VARIABLE)
-
-
-def _apply_variable(root: YamlNode, key: str, variable: str) -> YamlNode:
-    value, present = os.environ.get(variable), root.get(key)
-    if not value or (present is not None and get_source(present.place) is SettingSource.GIVEN):
-        return root
-    return root.with_key(key, YamlNode(value, Place(source=variable)))

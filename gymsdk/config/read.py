@@ -383,32 +383,18 @@ def _remove_unknown_keys(root: YamlNode, problems: Problems) -> tuple[YamlNode, 
     }
     ignored = {key: node.place for key, node in unknown.items() if fields.is_ignored_key(key)}
     for key, node in unknown.items():
-        if key in ignored or _belongs_to_another_program(key, node):
+        if key in ignored:
             continue
-        if _is_mistake(key, node):
+        # Other programs read `env.yaml`, too. Only a key that differs by a letter counts as a misspelling of ours;
+        # `judge_api_key` is not one of `policy_api_key`.
+        is_misspelled = fields.is_misspelling(key, fields.TOP_LEVEL_KEYS)
+        if node.place == COMMAND_LINE or is_misspelled or _looks_like_server(node):
             # On the command line, the key may be a misspelled server.
             servers = [key for key in root.children if key not in unknown] if node.place == COMMAND_LINE else []
             problems.add(node.place, _describe_unknown_key(key, node, servers))
-        else:
+        elif node.place.source not in ENV_FILES:
             problems.warn(node.place, f"{format_name(key)} is not known to gymsdk and is ignored")
     return root.without(*unknown), ignored
-
-
-def _is_mistake(key: str, node: YamlNode) -> bool:
-    """Whether the unknown *key* should have an effect: it is typed by hand, misspelled, or looks like a server."""
-    if node.place == COMMAND_LINE or fields.is_misspelling(key, fields.TOP_LEVEL_KEYS):
-        return True
-    return _looks_like_server(node)
-
-
-def _belongs_to_another_program(key: str, node: YamlNode) -> bool:
-    """Whether *key* is in an `env.yaml`, which other programs read too, and does not look like one of ours.
-
-    Only a key that differs by a letter counts as a misspelling; `judge_api_key` is not one of `policy_api_key`.
-    """
-    if node.place.source not in ENV_FILES or fields.is_misspelling(key, fields.TOP_LEVEL_KEYS):
-        return False
-    return not _looks_like_server(node)
 
 
 def _looks_like_server(node: YamlNode) -> bool:

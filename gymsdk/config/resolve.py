@@ -140,12 +140,18 @@ def resolve_references(root: YamlNode, problems: Problems, absent: tuple[str, ..
         absent: Top-level keys that may be absent; references to them resolve to null.
     """
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     def remove_unparseable(path: KeyPath, node: YamlNode) -> YamlNode:
-        if not isinstance(node.value, str) or INTERPOLATION_MARK not in node.value or _is_parseable(node.value):
+        if not isinstance(node.value, str) or INTERPOLATION_MARK not in node.value:
             return node
-        problems.add(node.place, f"{format_key_path(path)} has a ${{ without a matching }}; write ${{key.of.another}}")
-        return YamlNode(None, node.place)
+        try:
+            OmegaConf.create({"text": node.value})
+        except OmegaConfBaseException:
+            advice = "write ${key.of.another}"
+            problems.add(node.place, f"{format_key_path(path)} has a ${{ without a matching }}; {advice}")
+            return YamlNode(None, node.place)
+        return node
 
     parseable = root.map(remove_unparseable)
     absent_values = dict.fromkeys(absent)
@@ -154,17 +160,6 @@ def resolve_references(root: YamlNode, problems: Problems, absent: tuple[str, ..
     resolved = parseable.map(_Resolver(config, texts, parseable, problems).resolve)
     _report_missing(resolved, problems)
     return resolved
-
-
-def _is_parseable(text: str) -> bool:
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        OmegaConf.create({"text": text})
-    except OmegaConfBaseException:
-        return False
-    return True
 
 
 class _Resolver:
@@ -287,10 +282,12 @@ class _Resolver:
 
     def _explain(self, text: str) -> str:
         """Return which reference in *text* is wrong and what to do, without default values, which may be secret."""
+        from omegaconf import OmegaConf
+
         unset = [name for name in VARIABLE_PATTERN.findall(text) if name not in os.environ]
         if unset:
             return f"set the environment variable {unset[0]}, or write ${{oc.env:{unset[0]},DEFAULT}}"
-        if unknown := next((name for name in RESOLVER_PATTERN.findall(text) if not _is_resolver(name)), None):
+        if unknown := next((name for name in RESOLVER_PATTERN.findall(text) if not OmegaConf.has_resolver(name)), None):
             known = ("oc.env", "inherit_from", "copy")
             advice = "write ${key.of.another}, or ${oc.env:VARIABLE}"
             return f"unknown resolver {unknown}:{format_suggestion(unknown, known, advice)}"
@@ -301,15 +298,13 @@ class _Resolver:
 
     def _find_missing_key(self, path: list[str]) -> str:
         """Return a sentence about the first key of *path* that does not exist, an empty text if all exist."""
-        node = self._root
-        for length, key in enumerate(path, 1):
-            child = node.get(key)
-            if child is None and node.is_mapping:
-                hint = format_suggestion(key, node.children)
-                return f"there is no {format_key_path(tuple(path[:length]))!r}{hint}"
-            if child is None:
+        for end, key in enumerate(path):
+            parent = self._root.get(*path[:end])
+            if parent is None or not parent.is_mapping:
                 return ""
-            node = child
+            if key not in parent.children:
+                hint = format_suggestion(key, parent.children)
+                return f"there is no {format_key_path(tuple(path[: end + 1]))!r}{hint}"
         return ""
 
 
@@ -323,12 +318,6 @@ def _combine(value: Any, text: Any, place: Place) -> YamlNode:
         # A text that contains a reference to a number.
         return build_node(text, place)
     return replace(build_node(value, place), text=text if isinstance(text, str) else None)
-
-
-def _is_resolver(name: str) -> bool:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.has_resolver(name)
 
 
 def _is_list(value: object) -> bool:

@@ -297,8 +297,11 @@ class ServerReader(_Reader):
             "datasets": tuple(self._read_datasets(path, body)),
             "place": body.place,
             "places": {path: node.place for path, node in settings.walk()},
-            **(_read_program(body) if kind == RESOURCES else {}),
         }
+        # The program of a resources server and its settings, as far as they are valid.
+        written = to_plain(body) if kind == RESOURCES else {}
+        if isinstance(entrypoint := written.get("entrypoint"), str):
+            values |= {"entrypoint": entrypoint, "written": written}
         return self._validate(ServerConfig, values | read_fields(body, ServerConfig), *path)
 
     def _get_kind(self, name: str, node: YamlNode) -> ServerKind | None:
@@ -375,10 +378,3 @@ class ServerReader(_Reader):
             dataset = self._validate(DatasetConfig, values, *path, "datasets", str(index))
             if dataset is not None:
                 yield dataset
-
-
-def _read_program(body: YamlNode) -> dict[str, Any]:
-    """Return the program of a resources server and its settings, as far as they are valid."""
-    written = to_plain(body)
-    entrypoint = written.get("entrypoint")
-    return {"entrypoint": entrypoint, "written": written} if isinstance(entrypoint, str) else {}

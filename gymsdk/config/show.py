@@ -108,7 +108,10 @@ class VariableUses:
         names = set[str]().union(*self._own.values())
         # These two are folders of the shell.
         self._secret = {name for name in names - {"PWD", "OLDPWD"} if not name or _is_secret_key(name)}
-        self._secret.update(*(self.find(path) for path in texts if is_secret(path) or _is_in_secret_section(path)))
+        # Also below a key that marks secrets outside of servers, as in a section `secrets` to which servers refer.
+        outside = [path for path in texts if not {*path[1:2]} & {*SERVER_KINDS}]
+        secret_paths = [path for path in outside if any(map(_is_secret_key, path))]
+        self._secret.update(*(self.find(path) for path in (*secret_paths, *filter(is_secret, texts))))
 
     def _add(self, path: KeyPath, names: Collection[str]) -> bool:
         """Add the *names* of variables to those of the text at *path*, and return whether one is new."""
@@ -128,11 +131,6 @@ class VariableUses:
     def is_secret(self, path: KeyPath) -> bool:
         """Whether the value at *path* comes from a secret variable."""
         return not self._secret.isdisjoint(self.find(path))
-
-
-def _is_in_secret_section(path: KeyPath) -> bool:
-    """Whether a key in *path* marks secrets outside of servers, as in a section `secrets` to which servers refer."""
-    return not {*path[1:2]} & {*SERVER_KINDS} and any(map(_is_secret_key, path))
 
 
 def _find_targets(text: str) -> Iterator[KeyPath]:
@@ -214,7 +212,9 @@ def format_yaml_lines(deployment: Deployment) -> Iterator[str]:
     previous: KeyPath = ()
     for setting in deployment.settings:
         path = setting.path
-        for depth in range(_count_shared_keys(previous, path), len(path) - 1):
+        pairs = zip(previous[:-1], path[:-1], strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        for depth in range(shared, len(path) - 1):
             yield f"{'  ' * depth}{path[depth]}:"
         line = f"{'  ' * (len(path) - 1)}{path[-1]}: {_format_value(setting.value)}"
         # A longer value moves the comment to the right.
@@ -343,12 +343,6 @@ def _redact_word(word: str) -> str:
         return f"{head}={REDACTED}"
     redacted = redact_settings({key: parsed})[key]
     return f"{head}={redacted if isinstance(redacted, str) else value if redacted == parsed else json.dumps(redacted)}"
-
-
-def _count_shared_keys(first: KeyPath, second: KeyPath) -> int:
-    """Return the length of the common start of both paths, without their last keys."""
-    pairs = zip(first[:-1], second[:-1], strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _format_value(value: Any) -> str:

@@ -192,7 +192,10 @@ def load_policy_settings(folder: Path | None = None) -> PolicySettings:
     Raises:
         BadModelOption: A file is invalid.
     """
-    variables, files = read_policy_variables(), _read_env_files(folder or get_working_folder())
+    variables, found = read_policy_variables(), dict[str, str]()
+    for name in ENV_FILES:
+        found |= _read_env_file((folder or get_working_folder()) / name)
+    files = PolicySettings.model_validate(found)
     merged = files.model_copy(update={key: value for key, value in variables if value})
     if not merged.policy_base_url:
         return merged
@@ -283,13 +286,6 @@ def find_references(text: str) -> list[str] | None:
     return keys
 
 
-def _read_env_files(folder: Path) -> PolicySettings:
-    values: dict[str, str] = {}
-    for name in ENV_FILES:
-        values |= _read_env_file(folder / name)
-    return PolicySettings.model_validate(values)
-
-
 def _read_env_file(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
@@ -317,7 +313,7 @@ def _read_policy_keys(path: Path) -> dict[str, str]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from gymsdk.config.yaml import parse_yaml, to_plain
+    from gymsdk.config.yaml import map_values, parse_yaml, to_plain
 
     try:
         root = parse_yaml(path.read_text(encoding="utf-8-sig"), str(path))
@@ -328,7 +324,13 @@ def _read_policy_keys(path: Path) -> dict[str, str]:
         # YAML reads some keys and names as numbers or truth values; the text in the file is meant.
         config = OmegaConf.create(to_plain(root.to_text()))
         present = [key for key in ENVIRONMENT_VARIABLES if key in config and not OmegaConf.is_missing(config, key)]
-        config = OmegaConf.create(_remove_functions(OmegaConf.to_container(config)))
+        # `???` is OmegaConf's missing value.
+        config = OmegaConf.create(
+            map_values(
+                lambda _, text: "???" if isinstance(text, str) and find_references(text) is None else text,
+                OmegaConf.to_container(config),
+            )
+        )
         values = {key: _resolve_key(config, key, path) for key in present}
         return {key: _to_text(path, key, value) for key, value in values.items() if value is not None}
     except BadConfig as error:
@@ -349,13 +351,6 @@ def _resolve_key(config: Any, key: str, path: Path) -> Any:
         return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if is_config else value
     except (InterpolationToMissingValueError, MissingMandatoryValue):
         raise _build_function_error(path, key) from None
-
-
-def _remove_functions(value: Any) -> Any:
-    """Return *value* with `???`, OmegaConf's missing value, for every text that is not plain text and references."""
-    from gymsdk.config.yaml import map_values
-
-    return map_values(lambda _, text: "???" if isinstance(text, str) and find_references(text) is None else text, value)
 
 
 def _build_function_error(path: Path, key: str) -> BadModelOption:
