@@ -54,6 +54,7 @@ def read_token(file: Path | str) -> SecretStr:
         with Path(file).open("rb") as token_file:
             if os.fstat(token_file.fileno()).st_mode & (stat.S_IRGRP | stat.S_IROTH):
                 log.warning("%s holds a token that other users can read; run: chmod 600 %s", file, file)
+            # Not the whole file, which may be any file of the user by mistake.
             content = token_file.read(4 * MAX_TOKEN_CHARS)
     except OSError as error:
         raise UsageError(f"the token file {file} cannot be read ({error.strerror or error}); {TOKEN_HINT}") from None
@@ -103,6 +104,7 @@ def provide_token(file: Path | None = None) -> Iterator[Path]:
             file = Path(before)
         if file is None:
             file = Path(folder, "token")
+            # Before the token is written: between two calls, others could read it.
             file.touch(mode=0o600)
             file.write_text(token_urlsafe(32))
         os.environ[TOKEN_FILE_VARIABLE] = str(resolve_path(file))

@@ -112,6 +112,7 @@ def bench(
         attempts=limits.attempts,
     )
     if drawn.plot is not None:
+        # A wrong name of the file is an error before the measurement, and not after an hour of it.
         drawing.check_target(drawn.plot)
     results = run_until_signal(_print_measurements(plan, json=json))
     if drawn.plot is not None:
@@ -123,6 +124,7 @@ def bench(
 
 def _parse_concurrency(text: str) -> tuple[int, ...]:
     words = text.split(",")
+    # Not `int()` alone, which also accepts blanks, signs and `1_6`.
     if not all(re.fullmatch("[1-9][0-9]{0,5}", word) for word in words):
         raise UsageError(f"--concurrency {text}: write positive integers, as in --concurrency 1,16,64")
     return tuple(map(int, words))
@@ -148,6 +150,7 @@ async def _print_measurements(plan: BenchPlan, *, json: bool) -> Sequence[BenchR
 
     found: list[BenchResult] = []
     with show_warnings():
+        # Closed also after an error: the generator runs servers in other processes.
         async with aclosing(measure(plan, lambda text: typer.echo(text, err=True))) as results:
             async for result in results:
                 found.append(result)

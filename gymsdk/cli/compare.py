@@ -78,6 +78,7 @@ def _format_comparison(comparison: Comparison, paths: tuple[str, str], limit: in
     for difference in comparison.environments:
         yield _format_difference(difference.environment, difference)
     for value, difference in comparison.groups.items():
+        # A value comes from the rows, and may contain control characters.
         yield _format_difference(clean(value), difference)
     yield _format_difference("all", comparison.overall)
     overall = comparison.overall

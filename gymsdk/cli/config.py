@@ -155,6 +155,7 @@ def _write_starter_file(name: str, output: Path | None) -> None:
         echo(text, nl=False)
         return
     try:
+        # Another process may create the file after a check that there is none.
         with output.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:

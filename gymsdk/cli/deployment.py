@@ -83,6 +83,7 @@ def build_deployment(
         # Overrides reach an environment of the command line as they reach a server of the files.
         named = chosen.get("environments", {}) if overrides else {}
         deployment = load_config(files, overrides, played="model" in chosen, environments=named)
+        # After the overrides, to find a setting that both give.
         deployment = _add_settings(deployment, named)
         check_deployment(deployment, chosen.get("role"))
         deployment = _check_for_servers(deployment, chosen.keys(), files)

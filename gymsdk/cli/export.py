@@ -95,6 +95,7 @@ def export(
         raise UsageError(
             f"--project, --content and --follow belong to a service; name one behind the runs: {', '.join(EXTRAS)}"
         )
+    # A single word is a run; behind a run, a word that is no path may be a misspelled service.
     if folders and targets.sft is None and targets.dpo is None and not Path(last).exists():
         hint = format_suggestion(last, EXTRAS, f"the services are {', '.join(EXTRAS)}")
         raise UsageError(f"there is no run and no service {last!r}{hint}")
@@ -160,6 +161,7 @@ def _follow_run(run: Run, *, with_parent: bool) -> Callable[[], bool]:
     from gymsdk.deploy.process_guard import watch_parent
 
     stopped = threading.Event()
+    # A signal ends the waiting only: the service still gets the rest, and the mark that the run has ended.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     if with_parent:
@@ -199,6 +201,7 @@ def run_exporter(folder: Path, service: str) -> Iterator[Callable[[], None]]:
 def _finish(process: subprocess.Popen[bytes], command: str) -> None:
     """Let *process* send the rest; print the *command* that repeats the export if that fails."""
     assert process.stdin is not None
+    # The export takes the end of its standard input for the end of the run.
     process.stdin.close()
     try:
         code = process.wait(FINISH_SECONDS)
@@ -213,6 +216,7 @@ def _write(path: Path, lines: Iterator[Row]) -> None:
     """Write *lines* to a new file that replaces *path* when it is complete."""
     from gymsdk import jsonl
 
+    # Beside the file, because a file can only be replaced from within its file system.
     part = path.with_name(f"{path.name}.part")
     try:
         with part.open("wb") as file:

@@ -108,6 +108,7 @@ def take_models(function: Callable[..., None]) -> Callable[..., None]:
             values[owner] = Given(trees[owner]) if is_given else model.model_validate(trees[owner])
         function(**values)
 
+    # A signature must have the parameters by position before those by keyword.
     ordered = sorted(parameters.values(), key=lambda parameter: parameter.kind)
     # Typer reads the signature and the annotations of the function; `wraps` would lead it to those of *function*.
     command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]  # functions accept it
@@ -150,6 +151,7 @@ def _choose_slots(model: type[BaseModel], owner: str, marks: Sequence[Any]) -> I
 
 def _store(tree: dict[str, Any], slot: Slot, value: Any) -> None:
     """Store the *value* of an option at the place of its field, unless the user has not set it."""
+    # A switch is False if it is not given, and must then not switch off what a file has switched on.
     if value is None or value == [] or (slot.flag.layered and value is False):
         return
     for key in slot.path[:-1]:
@@ -165,6 +167,7 @@ def _build_parameter(slot: Slot) -> inspect.Parameter:
     shown: str | bool = True if flag.shown is None else flag.shown
     if flag.layered and kind is not bool:
         shown = str(default) if flag.shown is None and default is not None else shown
+        # With a default of its own, an option that is not given would override the files.
         kind, default = kind | None, None
     if get_origin(kind) is list:
         shown, default = False, []
@@ -191,6 +194,7 @@ def _build_check(field: FieldInfo, kind: Any) -> Callable[[Any], Any] | None:
         return None
 
     def check(value: Any) -> Any:
+        # Typer compares a value with its bounds, and `nan` is neither above nor below any.
         if is_finite and isinstance(value, float) and not math.isfinite(value):
             raise typer.BadParameter(f"{value} is not a finite number")
         if value is not None:

@@ -53,6 +53,7 @@ class Command(TyperCommand):
         """Run the command; what its environments print goes to standard error."""
         console.raise_on_interrupt()
         with keep_working_folder(), reserve_stdout():
+            # Now, because the code of an environment may change the working folder later.
             ctx.params = {name: _resolve_paths(value) for name, value in ctx.params.items()}
             try:
                 return super().invoke(ctx)
@@ -88,6 +89,7 @@ class LazyCommand:
         if isinstance(target, typer.Typer):
             target.info.name = name
             return typer.main.get_command(target)
+        # A group gives its settings to its commands: alone, Typer would add `--install-completion` and boxes of rich.
         single = create_group()
         single.command(name, cls=Command)(target)
         return typer.main.get_command(single)
@@ -97,6 +99,7 @@ class _LazyCommands(dict[str, Any]):
     """The commands of a group by name; a lazy command is loaded when it is read."""
 
     def __getitem__(self, name: str) -> Any:
+        # Loaded only now: with the modules of all commands, `gymsdk --help` takes 0.24 s of CPU instead of 0.15 s.
         command = super().__getitem__(name)
         if isinstance(command, LazyCommand):
             self[name] = command = command.load(name)

@@ -61,6 +61,7 @@ def _read_first_task(environment: Environment) -> list[Item]:
 
     if not environment.splits:
         return []
+    # At most one row: a split may be infinite, and a row expensive.
     rows = read_splits({environment.name: environment}, None, seed=0, limit=1)
     return [item for _, row in rows for item in environment.read(row).input]
 

@@ -83,12 +83,14 @@ def play(  # noqa: PLR0913  # groups of options
     row = build_input_row(
         _find_row(environment, tasks, split, seed, task), environment=name, task=task, sampling=sampled
     )
+    # Standard output belongs to the JSON of the rollout.
     player: Model = HumanPolicy(to_stderr=json)
     if policy.model:
         player = models.model(policy.model, **options.read_model_options(model_options))
         player = PrintingModel(player, to_stderr=json)
     with show_warnings():
         if gym:
+            # Gymnasium blocks this thread, so there is no event loop on which a signal could cancel the work.
             rollout = run_interruptibly(partial(_play_through_gymnasium, name, configured, player, row, seed))
         else:
             rollout = run_until_signal(_play_episode(environment, player, row, seed))
@@ -142,6 +144,7 @@ def _play_through_gymnasium(name: str, settings: dict[str, Any], model: Model, r
         played = rollout(env, model, seed=job.compute_seed(seed), options={"task": job.row}, timeout=PLAY_SECONDS)
     finally:
         env.close()
+        # On the loop of the slots: another loop cannot close its connections.
         slot.run(client.aclose())
     return played.model_copy(update={"id": job.id, "row": job.row})
 

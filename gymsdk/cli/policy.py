@@ -151,6 +151,7 @@ def serve(
     faults = build_faults(**given, seed=rows.seed)
     if not endpoint.name.strip():
         raise UsageError("--name is empty; pass the name that clients send as `model`")
+    # Other commands write the same policy as `--model scripted/NAME`.
     kind = kind.removeprefix("scripted/")
     policy_options = _PolicyOptions(kind, tuple(env), tuple(settings), rows)
     policy_options.check()

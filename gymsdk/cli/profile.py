@@ -65,6 +65,7 @@ def profile(  # noqa: PLR0913  # groups of options
         budget=budget,
         **dict(rows),
     )
+    # Asked before the rollouts are played, which may take hours.
     plot = plot and _has_matplotlib()
     with choose_folder(out.output, ["profile", name], resume=out.resume) as folder:
         run_rollouts(Run(plan, folder, limits=limits, **out.run_options))

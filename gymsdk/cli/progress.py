@@ -70,6 +70,7 @@ def run_rollouts(
     """
     folder = run.output
     with ProgressReporter(on_start) as watch, show_warnings():
+        # Written before the run: after a second Ctrl-C, a signal handler prints it.
         words = (
             f"stopped; the finished rollouts are in {shorten_path(folder)}; resume with:\n"
             f"  {format_resume_command(sys.argv[1:], folder)}"
@@ -79,6 +80,7 @@ def run_rollouts(
             return run_until_signal(work, last_words=f"{words}\n")
         except Stopped as stop:
             code = stop.code
+    # A signal may come before the folder holds anything that could be resumed.
     if RunFolder(folder).holds_run:
         typer.echo(words, err=True)
     raise typer.Exit(code)
@@ -115,6 +117,7 @@ async def _execute_on_replicas(run: Run, deployment: Deployment, watch: Progress
 def format_resume_command(words: Sequence[str], folder: Path) -> str:
     """Return the command that resumes the run in *folder* that the arguments *words* started."""
     kept = [word for word in words if word not in {"--overwrite", "--resume"}]
+    # Also for `-oDIR`, which is one word.
     names_output = any(word.startswith("--output") or re.match("-o", word) for word in kept)
     folder_option = [] if names_output else ["--output", str(shorten_path(folder))]
     return shlex.join([*describe_program(), *redact_words(kept), *folder_option, "--resume"])
@@ -258,6 +261,7 @@ def _build_bar() -> Bar:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
+        # Standard output is for the results, which a program may read.
         redirect_stdout=False,
         expand=True,
     )

@@ -29,6 +29,7 @@ INSTALL_HINT = "pip install 'gymsdk[ray]'"
 
 def is_installed() -> bool:
     """Whether Ray is installed in this environment."""
+    # Importing Ray takes longer than most commands.
     return find_spec("ray") is not None
 
 
@@ -103,6 +104,7 @@ def connect_ray(address: str | None, offload: str | None, *, is_optional: bool =
         UsageError: Functions should run on Ray, and no cluster is named.
         GymsdkError: The cluster does not accept this process.
     """
+    # A wrong GYMSDK_WORKERS is an error of the command now, and not of each rollout later.
     if offload == DEFAULT_EXECUTOR or (offload is None and address is None):
         get_worker_count()
     if address is None:

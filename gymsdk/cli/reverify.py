@@ -143,6 +143,7 @@ async def _reverify_run(run: StoredRun, results: _Results, chosen: _Options) -> 
         return
     if chosen.settings:
         raise UsageError(f"--set {chosen.settings[0]}: running servers have their settings already; leave out --set")
+    # It reads the whole run, and a signal could not stop a blocked loop.
     judges = await asyncio.to_thread(list_wanted, run)
     servers = await fetch_servers(chosen.head, lambda results: has_judges(results, judges))
     results.unsure = await list_sessionless(servers, run, force=chosen.out.force)
@@ -159,6 +160,7 @@ async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, chosen: 
 
     settings, out = options.parse_settings(run.list_environments(), chosen.settings), chosen.out
     named = {name for name, overrides in settings.items() if "grader" in overrides}
+    # Without descriptors, a verification fails, and its rollout would be listed without a reward.
     concurrency = min(chosen.concurrency, count_affordable(2))
     rejudgements = reverify(islice(run.iter_rollouts(), chosen.limit), judge, concurrency=concurrency)
     last_report = time.monotonic()

@@ -158,6 +158,7 @@ def _run_plan(
 
     names = list(plan.environments) or [Path(plan.tasks or "").stem]
     address = ray.find_address(placement.ray_address)
+    # Not before: without an address, RAY_ADDRESS would count, which `none` switches off.
     address = None if address == ray.NO_CLUSTER else address
     replicas = _build_replicas(plan, limits, placement) if placement.replicas else None
     with choose_folder(out.output, names, resume=out.resume) as folder:

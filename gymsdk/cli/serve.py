@@ -213,6 +213,7 @@ def serve(  # noqa: PLR0913  # groups of options
     """
     from gymsdk.cli import deployment, ray
 
+    # The supervisor has read the options, and starts this command for each of its servers.
     if only is not None and file is not None:
         deployment.serve_as_child(only, file)
         return
@@ -277,6 +278,7 @@ def _split_words(words: list[str]) -> tuple[tuple[str, ...], tuple[str, ...], tu
 
 def _parse_server_port(pair: str) -> tuple[str, int]:
     name, equals, port = pair.rpartition("=")
+    # Not `int()` alone, which also accepts blanks, signs and `1_1`.
     if not equals or not name or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:  # noqa: PLR2004  # the highest port
         raise UsageError(f"--server-port {pair}: write it as SERVER=N, as in --server-port policy_model=11003")
     return name, int(port)

@@ -159,6 +159,7 @@ def _build_table(rows: list[Row]) -> Table:
         values = (f"{row['task']}:{row['repeat']}", reward, row["ended"] or row["failure"] or row["outcome"])
         counts = ("" if row[name] is None else str(row[name]) for name in ("turns", "tool_calls", "tokens"))
         texts = (clean(row["answer"] or "").replace("\n", " "), clean(row["prompt"]))
+        # Not plain text, in which rich reads square brackets as markup.
         table.add_row(*(Text(value) for value in (*values, *counts, *texts)))
     return table
 
@@ -297,6 +298,7 @@ def _format_arguments(arguments: object) -> str:
     except ValueError:
         return text
     compact = JSON_SPACE.sub(lambda found: found[1] or "", text)
+    # A text that says the same in another way, or a key twice, is evidence and must not be rewritten.
     if not isinstance(values, dict) or jsonl.dump_portable_json(values).decode() != compact:
         return text
     return ", ".join(f"{name}={_format_value(value)}" for name, value in values.items())

@@ -76,6 +76,7 @@ class ChosenDataset:
         if self.policy_model is None:
             return {}
         model_options = self.policy_model.options
+        # Not the key and the headers: the description is written to the folder of the run.
         described = ("base_url", "api", "pinned", "tokens")
         return {
             "model": self.policy_model.name,
@@ -251,6 +252,7 @@ def _write_rows(names: list[str], settings: list[str], rows: Rows, to: RunOutput
     from gymsdk.rollouts.tasks import AtomicRowWriter, add_tools, interleave_splits
 
     parsed = options.parse_settings(names, settings)
+    # Rows are UTF-8 whatever the encoding of the console.
     out = get_output().buffer
     loaded = {name: registry.load(name, **values) for name, values in parsed.items()}
     interleaved = interleave_splits(loaded, rows.split, seed=rows.seed, limit=rows.limit or DEFAULT_ROWS)
@@ -299,6 +301,7 @@ def _check_dataset(files: list[str], name: str | None, others: dict[str, object]
     from gymsdk.plugins import registry
     from gymsdk.rollouts.tasks import check_file
 
+    # No model is needed to check rows.
     chosen = select_dataset(files, name, others, played=True)
     environment = registry.load(chosen.environment, **chosen.settings)
     report = check_file(chosen.path, lambda _: environment, default=chosen.environment)

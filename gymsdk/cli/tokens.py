@@ -141,6 +141,7 @@ async def _check(
         results = await check_engine(model, load_tokenizer(tokenizer) if tokenizer else None)
         return report.model_copy(update={"engine": results})
     except Failed as error:
+        # The exit code 1 means a defect that a check has found; here no check could be made.
         raise UsageError(str(error)) from error
 
 

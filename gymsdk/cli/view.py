@@ -105,7 +105,9 @@ def view(
     token = secrets.token_urlsafe(24)
     library = Library(runs or (), None if runs else DEFAULT_FOLDER)
     app = create_app(library, SecretStr(token), player=player, decode=decode)
+    # Bound before the address is printed, so that the browser does not come too early.
     with _bind(viewer.port) as listening:
+        # Browsers never send the part after `#`, so that the token is in no log and no referrer.
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/#token={token}"
         echo(url)
         if viewer.browser:

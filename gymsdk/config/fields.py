@@ -260,6 +260,7 @@ def normalize_keys(root: YamlNode) -> YamlNode:
             url_key, api_key_key, model_key = get_endpoint_keys(implementation)
             keys = {"base_url": url_key, "api_key": api_key_key, "model": model_key, "model_name": model_key}
             if node.is_mapping:
+                # Before files are merged: an alias in a later file must override the real key of an earlier one.
                 body = {keys.get(key, key): child for key, child in node.children.items()}
                 renamed = renamed.with_key(implementation, YamlNode(body, node.place))
         root = root.with_key(name, server.with_key(MODELS, renamed))

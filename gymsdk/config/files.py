@@ -42,6 +42,7 @@ def find_untrusted_references(node: YamlNode, path: KeyPath, root: YamlNode) -> 
             continue
         name, place = format_key_path(leaf_path), leaf.place
         references = find_references(leaf.value)
+        # A function could read any variable of the user into a value that leaves this machine.
         if references is None:
             advice = f"write the value itself, or name the file: --config {place.source}"
             reason = "which gymsdk does not run in a file it found in the working folder"
@@ -110,6 +111,7 @@ def _find_exposing_settings(root: YamlNode) -> Iterator[tuple[KeyPath, YamlNode]
     """Yield every setting that opens the servers to other machines, or sends them to another machine's head."""
     for key in ("insecure", "use_absolute_ip"):
         node = root.get(key)
+        # What pydantic reads as false, and what stands for a setting that is not set.
         is_off = node is None or str(node.value).strip().lower() in {"", "0", "f", "false", "n", "no", "none", "off"}
         if node is not None and not is_off:
             yield (key,), node
@@ -225,13 +227,16 @@ class FileLoader:
     def _load_entry(self, entry: str, place: Place, beside: Path | None, *, untrusted: bool) -> Iterator[YamlNode]:
         folders = [beside, self._folder, *_find_repository(beside)] if beside else [self._folder]
         path = next((path for folder in folders if (path := folder / entry).is_file()), None)
+        # A file on disk takes precedence over the built-in one, so that users can change a copy.
         text = self._get_builtin(entry, place, folders) if path is None else _read_text(path, self._shorten(path))
         source = f"built-in {entry}" if path is None else self._shorten(path)
+        # Links to one file are the same file.
         identity = entry if path is None else str(path.resolve())
         if identity in self._open:
             cycle = [*self._open.values()][[*self._open].index(identity) :]
             chain = " includes ".join([*cycle, source])
             raise BadConfig(f"{place}: {chain}; take one of them out of config_paths")
+        # Read again, it would override the files that were read after it.
         if identity in self._loaded:
             return
         self._loaded.add(identity)
@@ -244,6 +249,7 @@ class FileLoader:
             yield from self.load_files(includes, path.parent if path else None, untrusted=untrusted)
         finally:
             del self._open[identity]
+        # After its includes, because it overrides them.
         yield normalize_keys(root.without(INCLUDE_KEY))
 
     def _get_builtin(self, entry: str, place: Place, folders: Iterable[Path]) -> str:

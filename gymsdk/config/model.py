@@ -96,6 +96,7 @@ UNSUPPORTED_MODEL_SERVERS = {
 
 
 def _reject_bool(value: object) -> object:
+    # YAML reads `port: yes` as true, which pydantic would take for port 1.
     if isinstance(value, bool):
         raise ValueError("a port must be a number")  # noqa: TRY004  # pydantic collects ValueErrors
     return value
@@ -128,6 +129,7 @@ CHILD_CONTEXT = "child"
 
 
 def _serialize_secrets(settings: Mapping[str, Any], info: SerializationInfo) -> Any:
+    # A dump for a log or a report has no context, and shows no key.
     if info.context != CHILD_CONTEXT:
         return {}
     return map_values(lambda _, value: value.get_secret_value() if isinstance(value, SecretStr) else value, settings)
@@ -522,6 +524,7 @@ class Deployment(Placement):
     token_capture: TokenCaptureConfig | None = None
     ray_dashboard: str | None = None
     worker: WorkerConfig | None = None
+    # The fields from here on serve this process only, so that no other one receives them.
     policy: PolicyConfig = Field(default=PolicyConfig(), exclude=True)
     ignored: Mapping[str, Place] = Field(default={}, exclude=True)
     notes: tuple[str, ...] = Field(default=(), exclude=True)

@@ -76,6 +76,7 @@ def _parse_value(text: str) -> YamlNode:
     if not text.strip():
         return YamlNode("", COMMAND_LINE)
     node = yaml.parse_yaml(text, COMMAND_LINE.source)
+    # YAML reads `{port:1}` as the key `port:1` without a value.
     if any(":" in key and child.value is None for key, child in node.children.items()):
         raise BadConfig("a colon in a mapping must be followed by a space")
     return node.map(lambda _, child: replace(child, place=COMMAND_LINE))

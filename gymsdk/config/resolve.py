@@ -106,6 +106,7 @@ class _Inheritance:
             return None
         if moves:
             self.moved.add(source_path)
+        # A base may inherit, too, and lead back to this one.
         self._bases_in_progress.append(source_path)
         try:
             return self.apply(base, source_path)
@@ -156,6 +157,7 @@ def resolve_references(root: YamlNode, problems: Problems, absent: tuple[str, ..
     parseable = root.map(remove_unparseable)
     absent_values = dict.fromkeys(absent)
     config = OmegaConf.create(absent_values | to_plain(parseable))
+    # In `v${version}`, the number 1.10 is text and must not become 1.1.
     texts = OmegaConf.create(absent_values | to_plain(parseable.to_text()))
     resolved = parseable.map(_Resolver(config, texts, parseable, problems).resolve)
     _report_missing(resolved, problems)
@@ -256,6 +258,7 @@ class _Resolver:
         try:
             value = self._resolve_path(path)
         except (OmegaConfBaseException, RecursionError) as error:
+            # OmegaConf reports a cycle by these words only, not by a class.
             if isinstance(error, RecursionError) or "ecursive" in str(error):
                 reason = "refers to itself; write the value"
             else:

@@ -113,6 +113,7 @@ class DeploymentReader(_Reader):
 
     def __init__(self, root: YamlNode, folder: Path, problems: Problems) -> None:
         super().__init__(root, folder, problems)
+        # `${oc.env:NAME,}` resolves to an empty text, which sets nothing.
         self._values: dict[str, Any] = {
             key: to_plain(node) for key, node in root.children.items() if is_set(node) and node.value != ""
         }
@@ -122,6 +123,7 @@ class DeploymentReader(_Reader):
         switches = self._validate(Switches, self._values) or Switches()
         values = self._read_values()
         if switches.use_absolute_ip:
+            # A host that a file names takes precedence over the switch.
             values.setdefault("host", _get_own_address())
         if switches.profiling_enabled:
             values.setdefault("profile", self._folder / switches.profiling_results_dirpath)
@@ -178,6 +180,7 @@ class DeploymentReader(_Reader):
             [missing] = (key for key in keys.values() if key != present)
             place = self._root.place_of((present,))
             self._problems.add(place, f"{present} is given without {missing}; TLS needs both, give {missing} too")
+            # The rest is still validated, so that one start shows all errors.
             del values["tls"]
 
     def _complete_port_range(self, ports: PortRange) -> PortRange:

@@ -115,6 +115,7 @@ class Problems:
 
 def redact_secrets(text: str, secrets: set[str]) -> str:
     """Replace every secret in *text* with `***`."""
+    # The longest first, because a secret may contain another.
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= MIN_SECRET_CHARS:
             text = text.replace(secret, "***")
@@ -315,6 +316,7 @@ class _Parser:
         from yaml import MappingNode, SequenceNode
 
         self._count += 1
+        # An alias within its own anchor has no end.
         if self._count > MAX_VALUES or id(yaml_node) in self._open:
             raise BadConfig(f"{self._get_place(yaml_node)}: this repeats itself without end; write it out")
         if not isinstance(yaml_node, (MappingNode, SequenceNode)):
@@ -335,6 +337,7 @@ class _Parser:
             value: Scalar = self._loader.construct_object(yaml_node)
         except ValueError:
             raise BadConfig(f"{self._get_place(yaml_node)}: this is not a valid number or date; quote it") from None
+        # No file name and no argument of a process can contain it.
         if isinstance(value, str) and "\0" in value:
             raise BadConfig(f"{self._get_place(yaml_node)}: this contains a NUL character; remove it")
         return value
@@ -354,6 +357,7 @@ class _Parser:
         for key, value in own:
             if key.id != "scalar":
                 raise BadConfig(f"{self._get_place(key)}: a key must be one word; write it without brackets")
+            # The text of the key, and not its value: `on: 1` has the key `on`.
             name, line = str(key.value), key.start_mark.line + 1
             if name in lines:
                 raise BadConfig(

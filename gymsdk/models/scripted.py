@@ -89,6 +89,7 @@ def _parse_share(text: str) -> float:
         share = float(text)
     except ValueError:
         share = -1.0
+    # Not `share < 0 or share > 1`, which is false for `nan`, too.
     if not 0 <= share <= 1:
         raise BadModelOption(f"scripted/oracle:{text}: the share of right episodes must be a number from 0 to 1")
     return share
@@ -109,6 +110,7 @@ async def play_random(request: Item, episode: Episode | None) -> list[Item]:
     """Call a random tool with random arguments, or answer with a word or a number; deterministic by seed and turn."""
     history = get_input_items(request)
     turn = sum(1 for _ in iter_turns(history[len(_get_opening(history)) :]))
+    # Seeded by a text: the hash of a tuple would differ between processes.
     rng = random.Random(f"random:{_get_seed(request, episode)}:{turn}")
     tools = [tool for tool in request.get("tools") or [] if isinstance(tool.get("name"), str)]
     if tools and rng.random() < TOOL_CALL_PROBABILITY:

@@ -196,6 +196,7 @@ class LocalRenderer:
     async def render(self, messages: list[Item], *, add_generation_prompt: bool) -> list[int]:
         """Return the ids of *messages*. Raises `UsageError` if the template rejects them."""
         request = Rendering(messages, add_generation_prompt)
+        # In a thread, because the rendering of a long conversation would hold the event loop.
         ids = await asyncio.to_thread(answer_from_tokenizer, self._tokenizer, request, self._tools, self._variables)
         assert isinstance(ids, list), "a rendering is a list of ids"
         return ids

@@ -24,11 +24,13 @@ async def score(call: TokenCall, ids: Sequence[int]) -> list[float] | None:
         Failed: The engine scored other ids.
     """
     body = {"model": call.body.get("model"), "prompt": [*ids], "max_tokens": 1, "temperature": 1.0}
+    # With 0, vLLM returns the values of the ids of the prompt only, and no alternatives.
     completion = await post_or_none(call, "completions", body | {"prompt_logprobs": 0, "add_special_tokens": False})
     entries = _get(_get_first(_get(completion, "choices")), "prompt_logprobs")
     if isinstance(entries, list):
         return _read([_find_value(entry, token) for entry, token in zip(entries, ids, strict=False)], entries, ids)
     sampling = {"max_new_tokens": 1, "temperature": 1.0}
+    # Without a start, SGLang leaves out the prompt.
     sglang_body = {"input_ids": [*ids], "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
     generated = await post_or_none(call, "/generate", sglang_body)
     entries = _get(_get(generated, "meta_info"), "input_token_logprobs")
