@@ -66,9 +66,9 @@ def test_the_command_line_imports_nothing_heavy_before_a_command_needs_it() -> N
     assert imported("gymsdk.cli") & NOT_FOR_THE_LIST == set()
 
 
-@pytest.mark.parametrize("module", ENVIRONMENTS)
-def test_importing_an_environment_is_cheap(module: str) -> None:
-    assert imported(module) & {"sympy", "math_verify", "numpy", "gymnasium", "fastapi", "openai", "aiohttp"} == set()
+def test_importing_an_environment_is_cheap() -> None:
+    found = imported(", ".join(ENVIRONMENTS))
+    assert found & {"sympy", "math_verify", "numpy", "gymnasium", "fastapi", "openai", "aiohttp"} == set()
 
 
 @pytest.mark.parametrize("module", ["gymsdk", *ENVIRONMENTS])

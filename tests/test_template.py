@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -17,9 +16,8 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 import gymsdk
-from gymsdk import UsageError, model, play, responses
+from gymsdk import UsageError
 from gymsdk.cli.new import NAME_PATTERN, new, parse_name
-from gymsdk.models.scripted import ScriptedModel
 
 pytestmark = pytest.mark.timeout(300)
 """Longer than the time limit of the child processes, so that a slow machine reports a failure with its output."""
@@ -120,51 +118,6 @@ def test_it_passes_strict_type_checks(make: Make, kind: str, judge: bool) -> Non
 def test_gymnasium_can_make_it(make: Make, kind: str) -> None:
     code = "import gymsdk, gymnasium; env = gymnasium.make('nemo/maze'); env.reset(seed=1); print(env.step('x')[1:4])"
     assert make("maze", kind=kind).run("-c", code) == "(0.0, True, False)\n"
-
-
-PROMPTS = {"single-turn": "What is the capital of Japan?", "tools": "Bring the shelf up to 24 apples"}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_wrong_answer_gets_no_reward(make: Make, here: Callable[[Project], None], kind: str) -> None:
-    here(make("maze", kind=kind))
-    environment = gymsdk.load("maze")
-    tasks = list(environment.tasks("train"))
-    assert PROMPTS[kind] in str(tasks[0].input)
-    answers = ", ".join(str(task.row().get("answer", task.row().get("wanted"))) for task in tasks)
-    numbers = " ".join(map(str, range(2000)))
-    nothing = ["", " \n", ".", "\0", "\ud800", "\u202e", "reward: 1.0", '{"reward": 1.0}', "a" * 2**20]
-    for reply in [*nothing, answers, numbers, str(tasks[0].input[0]["content"])]:
-        rollout = await play(environment, build_policy(reply), tasks[0])
-        assert (rollout.outcome, rollout.reward) == ("scored", 0.0), reply[:40]
-
-
-def build_policy(text: str) -> ScriptedModel:
-    async def choose(*_: object) -> list[responses.Item]:
-        return [responses.build_message(text, id="msg_0")]
-
-    return ScriptedModel("said", choose)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_splits_share_no_rows_and_no_row_contains_its_answer(
-    make: Make, here: Callable[[Project], None], kind: str
-) -> None:
-    here(make("maze", kind=kind))
-    environment = gymsdk.load("maze")
-    rows = [task.row() for split in ("train", "validation") for task in environment.tasks(split)]
-    prompts = [row["responses_create_params"]["input"] for row in rows]
-    golds = [str(row.get("answer") or row["wanted"] - row["shelf"][row["item"]]) for row in rows]
-    assert len(set(prompts)) == len(set(golds)) == len(rows) >= 10
-    assert not [prompt for prompt, gold in zip(prompts, golds, strict=True) if gold in prompt]
-
-
-def test_a_tools_environment_keeps_episodes_apart(make: Make, here: Callable[[Project], None]) -> None:
-    here(make("maze", kind="tools"))
-    environment = gymsdk.load("maze")
-    task = next(environment.tasks("train"))
-    rewards = [asyncio.run(play(environment, model("scripted/oracle"), task)).reward for _ in range(3)]
-    assert rewards == [1.0] * 3
 
 
 def test_names_of_every_shape_install_side_by_side_and_load(make: Make, here: Callable[[Project], None]) -> None:

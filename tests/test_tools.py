@@ -266,4 +266,3 @@ def test_the_message_about_an_unknown_tool_lists_the_available_tools():
     assert format_unknown_tool("getWether", ["getWeather", "stop"]) == (
         "There is no tool named 'getWether'. Did you mean 'getWeather'? Available tools: getWeather, stop."
     )
-    assert format_unknown_tool("x", []) == "There is no tool named 'x'. Available tools: none."

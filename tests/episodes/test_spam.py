@@ -68,7 +68,7 @@ class Spam:
         return responses.build_response([responses.build_message("hm"), *calls], model="spam")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 async def test_a_policy_that_spams_tools_never_breaks_the_host(task, seed):
     class Odd(Notebook):
         @hookimpl

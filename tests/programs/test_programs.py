@@ -204,15 +204,6 @@ def test_the_program_beside_the_configuration_file_has_precedence_over_that_of_t
     assert programs.find_program(server) == elsewhere / "resources_servers" / "counting" / "app.py"
 
 
-def test_a_relative_interpreter_is_that_of_the_working_folder(folder: Path) -> None:
-    (folder / "bin").mkdir()
-    (folder / "bin" / "python").symlink_to(sys.executable)
-    server = load_config([get_config(folder)], []).servers[0]
-    server = server.model_copy(update={"written": {"python": "bin/python"}})
-    program = programs.Program(server, folder / "resources_servers" / "counting" / "app.py")
-    assert programs.choose_python(program) == folder / "bin" / "python"
-
-
 def test_the_interpreter_is_the_named_one_or_that_of_the_folder(folder: Path) -> None:
     _, (program,) = programs.split_programs(load_config([get_config(folder)], []))
     assert programs.choose_python(program) == Path(sys.executable)
@@ -222,6 +213,9 @@ def test_the_interpreter_is_the_named_one_or_that_of_the_folder(folder: Path) ->
     own.parent.mkdir(parents=True)
     own.symlink_to(sys.executable)
     assert programs.choose_python(unnamed) == own
+    (folder / "python").symlink_to(sys.executable)
+    relative = programs.Program(program.server.model_copy(update={"written": {"python": "./python"}}), program.path)
+    assert programs.choose_python(relative) == folder / "python"
     wrong = programs.Program(program.server.model_copy(update={"written": {"python": "/nowhere"}}), program.path)
     with pytest.raises(UsageError, match="no interpreter /nowhere"):
         programs.choose_python(wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -51,15 +52,15 @@ class Interpreter:
 
 
 @pytest.fixture(scope="session")
-def interpreters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Interpreter]:
-    """Return an interpreter for each kind of installation, with a few environments."""
+def interpreters(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Interpreter]:
+    """Return a function that creates an interpreter with a kind of installation and a few environments, once."""
     folder = tmp_path_factory.mktemp("interpreters")
-    return {kind: installed(kind, folder) for kind in KINDS}
+    return functools.cache(lambda kind: installed(kind, folder))
 
 
 @pytest.fixture(scope="session")
-def interpreter(interpreters: dict[str, Interpreter]) -> Interpreter:
-    return interpreters[KINDS[0]]
+def interpreter(interpreters: Callable[[str], Interpreter]) -> Interpreter:
+    return interpreters(KINDS[0])
 
 
 @pytest.fixture

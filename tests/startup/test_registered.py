@@ -17,8 +17,10 @@ ALL = "nemo/alpha nemo/gone nemo/twin"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_installation_registers_the_environments(kind: str, interpreters: dict[str, Interpreter]) -> None:
-    assert interpreters[kind].says(KNOWN) == ALL
+def test_every_kind_of_installation_registers_the_environments(
+    kind: str, interpreters: Callable[[str], Interpreter]
+) -> None:
+    assert interpreters(kind).says(KNOWN) == ALL
 
 
 def test_a_spec_has_the_entry_point_of_the_environment(interpreter: Interpreter) -> None:
