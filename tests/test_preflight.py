@@ -58,18 +58,7 @@ def test_a_port_in_use_is_refused_unless_its_socket_is_this_process_s_own() -> N
 def test_vllm_does_not_start_for_a_wrong_deployment(tmp_path: Path) -> None:
     (program := tmp_path / "vllm").write_text(VLLM)
     program.chmod(0o755)
-    command = [
-        sys.executable,
-        "-m",
-        "gymsdk",
-        "serve",
-        "math",
-        "--server-port",
-        "nope=9000",
-        "--port",
-        "0",
-        "--launch-vllm",
-    ]
+    options = ("--server-port", "nope=9000", "--port", "0", "--launch-vllm", "--model", "vllm/policy")
     completed = subprocess.run(
         [sys.executable, "-m", "gymsdk", "serve", "math", *options, "--ray-address", "none"],
         cwd=tmp_path,
