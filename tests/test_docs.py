@@ -209,12 +209,9 @@ def test_every_block_has_a_language() -> None:
     assert [(page, block.heading) for page in PAGES for block in blocks(page) if block.language not in known] == []
 
 
-def test_an_environment_takes_less_than_twenty_lines() -> None:
+def test_an_environment_takes_less_than_twenty_lines_and_an_evaluation_through_gymnasium_ten() -> None:
     (written,) = (block for block in blocks("README.md") if block.title == "gym_env_backwards.py")
     assert 10 < sum(1 for line in written.text.splitlines() if line.strip()) < 20
-
-
-def test_an_evaluation_through_gymnasium_takes_ten_lines() -> None:
     written = next(block for block in blocks("README.md") if block.heading == "Gymnasium" and "Policy" in block.text)
     assert sum(1 for line in written.text.splitlines() if line.strip()) == 10
 

@@ -230,6 +230,9 @@ async def test_rows_are_read_on_demand_outside_the_event_loop_and_shared_by_all_
         with pytest.raises(Failed):
             await oracle.respond(question("Open door 99."))
     assert (few, len(doors_module.opened)) == (8, 33)
+    async with open_with(doors, limit=10) as oracle:
+        with pytest.raises(Failed, match=r"read: 10 of made"):
+            await oracle.respond(question("Open door 12 of train."))
     assert doors_module.threads
     assert threading.main_thread() not in doors_module.threads
 
@@ -250,12 +253,6 @@ async def test_a_client_of_another_environment_is_rejected_before_all_rows_are_r
     offered = "the tools knock, and no row does" if asks == "calls" else "no tools, and every row does"
     assert str(caught.value).startswith(f"this conversation offers {offered} (read: ")
     assert f" of {solves}); start the oracle with the --env" in str(caught.value)
-
-
-async def test_the_number_of_rows_is_limited(doors: Environment, open_with: Opening) -> None:
-    async with open_with(doors, limit=10) as oracle:
-        with pytest.raises(Failed, match=r"read: 10 of made"):
-            await oracle.respond(question("Open door 12 of train."))
 
 
 async def test_rows_come_from_a_split_a_seed_or_a_file(doors: Environment, open_with: Opening, tmp_path: Path) -> None:

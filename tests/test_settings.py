@@ -146,7 +146,6 @@ def test_a_key_that_others_can_read_logs_one_warning(
     [
         ("\npolicy_api_key: [sk-torn", "2: this is not valid YAML"),
         ("- policy_api_key", "key: value"),
-        ("policy_base_url: {a: b}", "policy_base_url"),
         ("policy_base_url: [[1]]", "policy_base_url"),
         ("policy_model_name: [a, b]", "policy_model_name"),
         ("policy_api_key: ${no_such_key}", "does not resolve"),

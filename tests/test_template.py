@@ -16,7 +16,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 import gymsdk
-from gymsdk import UsageError
+from gymsdk import Model, UsageError, play
 from gymsdk.cli.new import NAME_PATTERN, new, parse_name
 
 pytestmark = pytest.mark.timeout(300)
@@ -118,6 +118,19 @@ def test_it_passes_strict_type_checks(make: Make, kind: str, judge: bool) -> Non
 def test_gymnasium_can_make_it(make: Make, kind: str) -> None:
     code = "import gymsdk, gymnasium; env = gymnasium.make('nemo/maze'); env.reset(seed=1); print(env.step('x')[1:4])"
     assert make("maze", kind=kind).run("-c", code) == "(0.0, True, False)\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_list_of_all_answers_gets_no_reward(
+    make: Make, here: Callable[[Project], None], policy: Callable[..., Model], kind: str
+) -> None:
+    here(make("maze", kind=kind))
+    environment = gymsdk.load("maze")
+    tasks = list(environment.tasks("train"))
+    answers = ", ".join(str(task.row().get("answer", task.row().get("wanted"))) for task in tasks)
+    for reply in (answers, " ".join(map(str, range(2000)))):
+        rollout = await play(environment, policy(reply), tasks[0])
+        assert (rollout.outcome, rollout.reward) == ("scored", 0.0), reply[:40]
 
 
 def test_names_of_every_shape_install_side_by_side_and_load(make: Make, here: Callable[[Project], None]) -> None:

