@@ -58,7 +58,7 @@ def _plain(text: str) -> str:
 
 
 @pytest.mark.skipif(Version(typer.__version__) < Version("0.29"), reason="older versions format the help differently")
-@pytest.mark.parametrize(("name", "help_text"), [*commands()], ids=lambda each: each if "\n" not in each else "")
+@pytest.mark.parametrize(("name", "help_text"), [*commands()], ids=lambda text: text if "\n" not in text else "")
 def test_the_page_contains_the_help_of_each_command(name: str, help_text: str) -> None:
     found = re.search(rf"^## `{name}`\n\n```text\n(.*?)\n```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert found, "run python tests/test_commands.py to update the page"

@@ -24,7 +24,7 @@ EDGES = [
 NUMBERS = st.sampled_from(EDGES) | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
     NUMBERS | st.none() | st.booleans() | st.text(),
-    lambda each: st.lists(each) | st.dictionaries(st.text(), each),
+    lambda below: st.lists(below) | st.dictionaries(st.text(), below),
     max_leaves=20,
 )
 

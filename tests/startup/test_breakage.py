@@ -141,7 +141,7 @@ class Curious(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name == "gymnasium.envs.registration":
             later = iter(sys.meta_path[sys.meta_path.index(self) + 1:])
-            spec = next(found for each in later if (found := each.find_spec(name, path, target)))
+            spec = next(found for finder in later if (found := finder.find_spec(name, path, target)))
             assert "def register(" in spec.loader.get_source(name)
             assert copy.copy(spec.loader).get_filename(name) == spec.origin
             assert not spec.loader.is_package(name)
@@ -188,9 +188,9 @@ def work(name):
     importlib.import_module(name)
 names = ["gymnasium", "gymsdk", "gymsdk.gym.registration"] * 3
 threads = [threading.Thread(target=work, args=(name,)) for name in names]
-for each in threads: each.start()
-for each in threads: each.join(60)
-assert not any(each.is_alive() for each in threads)
+for thread in threads: thread.start()
+for thread in threads: thread.join(60)
+assert not any(thread.is_alive() for thread in threads)
 """
     for switch in "01":
         assert interpreter.says(code + KNOWN, "-W", "error", GYMSDK_NO_AUTOREGISTER=switch) == "3"
