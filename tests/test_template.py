@@ -17,7 +17,8 @@ from hatchling.builders.wheel import WheelBuilder
 
 import gymsdk
 from gymsdk import Model, UsageError, play
-from gymsdk.cli.new import NAME_PATTERN, new, parse_name
+from gymsdk.cli import main
+from gymsdk.cli.new import NAME_PATTERN, parse_name
 
 pytestmark = pytest.mark.timeout(300)
 """Longer than the time limit of the child processes, so that a slow machine reports a failure with its output."""
@@ -53,12 +54,18 @@ class Project:
 Make = Callable[..., Project]
 
 
+def create(name: str, folder: Path, *options: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["new", name, "--output", str(folder), *options])
+    assert not ended.value.code
+
+
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     """Return a function that creates a new environment and installs it from a wheel built with hatchling only."""
 
-    def made(name: str, **options: object) -> Project:
-        new(name, output=tmp_path / "a folder", **options)
+    def made(name: str, *, kind: str = "single-turn", judge: bool = False) -> Project:
+        create(name, tmp_path / "a folder", "--kind", kind, "--judge" if judge else "--no-judge")
         folder, site = tmp_path / "a folder" / f"gym-env-{name}", tmp_path / "site"
         built = next(WheelBuilder(str(folder)).build(directory=str(tmp_path / "dist"), versions=["standard"]))
         with zipfile.ZipFile(built) as archive:
@@ -168,7 +175,7 @@ def test_cookiecutter_asks_for_name_kind_judge_author_and_license(tmp_path: Path
 
 def test_cookiecutter_writes_the_same_files_as_the_command(tmp_path: Path) -> None:
     assert run_cookiecutter(tmp_path / "one", "--no-input", "name=maze").returncode == 0
-    new("maze", output=tmp_path / "other")
+    create("maze", tmp_path / "other")
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
 
 
