@@ -108,7 +108,7 @@ def subject(site: Site) -> Make:
         created += 1
         name = f"made{created}"
         site.install(name, source if "from gymsdk import" in source else HEADER + source, files)
-        [entry] = (each for each in registry.installed().values() if each.module == f"gym_env_{name}")
+        [entry] = (entry for entry in registry.installed().values() if entry.module == f"gym_env_{name}")
         return Subject(entry.name, partial(load, entry.name, **settings), entry, count=count, settings=settings)
 
     return build

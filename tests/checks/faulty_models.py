@@ -35,7 +35,7 @@ class Sound:
     def build(self, request: Item) -> Item:
         item = responses.build_message("word")
         if self.options.tokens:
-            earlier = [each for each in request["input"] if "prompt_token_ids" in each]
+            earlier = [item for item in request["input"] if "prompt_token_ids" in item]
             prompt = [*earlier[-1]["prompt_token_ids"], *earlier[-1]["generation_token_ids"], 7] if earlier else [1, 2]
             item |= {"prompt_token_ids": prompt, "generation_token_ids": [3, 4], "generation_log_probs": [-0.1, -0.2]}
         return responses.build_response([item], model="sound")

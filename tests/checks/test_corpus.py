@@ -62,7 +62,7 @@ def read_files(case: str) -> dict[str, str]:
 def select_for(own: str) -> list[Check]:
     """Return the checks to run on a case that is broken for the check *own*: its family and the cheap families."""
     [family] = (family for family in FAMILIES if own in {check.id for check in family.CHECKS})
-    ids = {check.id for each in (family, *CHEAP) for check in each.CHECKS}
+    ids = {check.id for chosen in (family, *CHEAP) for check in chosen.CHECKS}
     return [check for check in CHECKS if check.id in ids]
 
 

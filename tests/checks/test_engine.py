@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import cache
 
 import pytest
 
@@ -62,12 +63,17 @@ async def test_ids_of_another_tokenizer_are_found_with_that_of_the_trainer() -> 
         await client.aclose()
 
 
+@cache
+def build_weights(size: int, spread: float, previous: int) -> list[float]:
+    return [math.exp(spread * random.Random(f"{previous} {token}").gauss(0, 1)) for token in range(size)]
+
+
 def build_samples(size: int, spread: float, count: int = 384, seed: int = 0) -> list[list[tuple[int, float]]]:
     """Return samples of two tokens; the probabilities depend on the token before."""
     rng = random.Random(seed)
 
     def draw(previous: int) -> tuple[int, float]:
-        weights = [math.exp(spread * random.Random(f"{previous} {token}").gauss(0, 1)) for token in range(size)]
+        weights = build_weights(size, spread, previous)
         token = rng.choices(range(size), weights)[0]
         return token, math.log(weights[token] / sum(weights))
 

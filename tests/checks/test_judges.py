@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from gymsdk import model, testing
 from gymsdk.checks.run import CHECKS, CheckRun
 from gymsdk.models.scripted import ScriptedModel, build
 
@@ -92,40 +90,11 @@ async def test_a_judge_with_one_answer_fails_no_check(subject, tmp_path, word, s
     assert {name for name in REWARD_CHECKS if results[name] == "skipped"} == skipped
 
 
-@pytest.fixture
-def judge_server() -> Iterator[str]:
-    """A judge behind HTTP that compares."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            text = body["messages"][-1]["content"]
-            found = re.match(r"Expected: (.*)\nGiven: ([\s\S]*)\nAnswer", text)
-            message = {"role": "assistant", "content": "yes" if found and found[1] == found[2].strip() else "no"}
-            answer = json.dumps({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"vllm/judge@http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
 @pytest.mark.slow
-async def test_a_judge_behind_http_passes_every_check(subject, judge_server):
-    results = await check_all(subject, judge=judge_server)
+async def test_a_judge_behind_http_passes_every_check(subject, tmp_path):
+    judge = model(write_judge(tmp_path, *LINES, {"text": "no"}))
+    async with testing.serve(testing.build_app(judge, name="judge")) as url:
+        results = await check_all(subject, judge=f"vllm/judge@{url}")
     assert {results[name] for name in REWARD_CHECKS} == {"passed"}
 
 

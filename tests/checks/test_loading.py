@@ -86,9 +86,8 @@ async def test_an_environment_without_splits_plays_given_tasks(subject, outcome)
 
 
 async def test_a_slow_first_task_fails(subject):
-    assert all(
-        "seconds, more than the allowed -1" in each.problem for each in await check_splits(subject(SUMS), seconds=-1.0)
-    )
+    findings = await check_splits(subject(SUMS), seconds=-1.0)
+    assert all("seconds, more than the allowed -1" in finding.problem for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ async def test_values_that_json_cannot_represent_fail(list_findings, field, valu
     source = SUMS.replace("    answer: int", f"    answer: int\n    more: {field} = None").replace(
         "answer=first + second)", f"answer=first + second, more={value})"
     )
-    assert {each.startswith(expected) for each in await list_findings("runtime.rows", source)} == {True}
+    assert {finding.startswith(expected) for finding in await list_findings("runtime.rows", source)} == {True}
 
 
 async def test_a_row_that_changes_on_a_round_trip_fails(list_findings):

@@ -27,7 +27,7 @@ def _provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def check(name: str, *ids: str) -> dict[str, Result]:
     """Return the results of the checks *ids*, of all without."""
-    chosen = [each for each in CHECKS if not ids or each.id in ids]
+    chosen = [check for check in CHECKS if not ids or check.id in ids]
     return {result.id: result async for result in iter_results(ModelSubject(name), chosen)}
 
 

@@ -83,7 +83,7 @@ async def test_a_module_that_shadows_the_standard_library_fails(site, outcome):
     (about / "entry_points.txt").write_text("[gymsdk.environments]\ncalendars = calendar\n")
     entry = registry.installed()["calendars"]
     result = await outcome("packaging.entry_point", Subject("calendars", partial(registry.load, "calendars"), entry))
-    assert [each.problem for each in result.findings] == ["its module 'calendar' shadows another package"]
+    assert [finding.problem for finding in result.findings] == ["its module 'calendar' shadows another package"]
 
 
 async def test_a_name_like_a_version_fails(list_findings):
@@ -126,7 +126,7 @@ async def test_files_missing_from_the_wheel_are_named(editable, outcome):
     installed_subject, project_folder = editable(files={"data/train.jsonl": "{}"})
     (project_folder / ".gitignore").write_text("*.jsonl\n")
     result = await outcome("packaging.files", installed_subject)
-    assert [each.problem for each in result.findings] == ["not shipped: gym_env_made1/data/train.jsonl"]
+    assert [finding.problem for finding in result.findings] == ["not shipped: gym_env_made1/data/train.jsonl"]
 
 
 async def test_a_failing_build_is_reported(editable, outcome):

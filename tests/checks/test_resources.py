@@ -35,9 +35,9 @@ async def test_leaked_resources_are_named(subject, outcome, line, expected):
     try:
         result = await outcome(RESOURCES, shelf)
     finally:
-        for each in vars(shelf.environment.plugin)["KEPT"]:
+        for kept in vars(shelf.environment.plugin)["KEPT"]:
             for release in ("kill", "wait", "cancel", "close"):
-                getattr(each, release, lambda: None)()
+                getattr(kept, release, lambda: None)()
     assert f"24 {expected} behind" in result.findings[0].problem
 
 

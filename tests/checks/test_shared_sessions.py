@@ -111,12 +111,6 @@ async def test_a_surrogate_in_an_argument_does_not_close_a_shared_session(enviro
         await loaded.close(episode)
 
 
-def test_arguments_with_an_unpaired_surrogate_are_not_parsed():
-    assert ToolCall(name="echo", arguments='{"text": "\\ud800"}').parsed() is None
-    assert ToolCall(name="echo", arguments='{"text": "\\ud83d\\ude00"}').parsed() == {"text": "\U0001f600"}
-    assert ToolCall(name="echo", arguments='{"text": "\\\\ud800"}').parsed() == {"text": "\\ud800"}
-
-
 @pytest.mark.slow
 async def test_all_checks_start_a_shared_server_seldom_and_pass(subject, tmp_path: Path):
     report = await CheckRun(subject(SESSION.replace("PLACE", str(tmp_path / "starts")))).report(CHECKS)

@@ -59,20 +59,10 @@ FOUND = {
         [("reward=float(", "reward=time.perf_counter() * float(")],
         "verify.verdict.reward was",
     ),
-    "a random state at every reset": (
-        SEED,
-        [("state=Shelf()", "state=Shelf(books=[str(random.random())])")],
-        "reset.state.books.0 was",
-    ),
     "kinds that alternate from a fixed start": (
         SEED,
         [*KINDS, ("    while title :=", "    kind = -1\n    while title :=")],
         "split 'train': 'kind' is 0 in the first task of every seed",
-    ),
-    "dependence on the thread": (
-        FACES,
-        [("Reset(state=Shelf())", "Reset(state=Shelf(), messages=[threading.current_thread().name])")],
-        ("through Env", "through VectorEnv"),
     ),
     "dependence on call ids": (
         FACES,

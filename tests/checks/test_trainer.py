@@ -199,4 +199,4 @@ def test_the_command_prints_the_checklist_and_fails(
     with pytest.raises(SystemExit):
         main(["trainer", "check", "--base-url", "http://127.0.0.1:9/v1", "--json"])
     results = json.loads(capsys.readouterr().out)
-    assert [each["outcome"] for each in results].count("skipped") == 14
+    assert [result["outcome"] for result in results].count("skipped") == 14
