@@ -11,6 +11,10 @@ from gymsdk.errors import BadConfig
 MATH = "math:\n  resources_servers:\n    math:\n      port: 11001\n"
 MODEL = "m:\n  responses_api_models:\n    vllm_model:\n      base_url: http://h:1\n      model: x\n"
 AGENT = "a:\n  responses_api_agents:\n    simple_agent:\n"
+OWN_MODEL = "m:\n  responses_api_models:\n    gymsdk_model:\n      model: "
+IN_MODEL = "a.yaml:4: m.responses_api_models.gymsdk_model.model: "
+PAIR = f"{MATH}{AGENT}      "
+IN_AGENT = "a.yaml:8: a.responses_api_agents.simple_agent."
 
 JUDGED_FILE = "resources_servers/math_with_judge/configs/math_stack_overflow.yaml"
 
@@ -81,51 +85,39 @@ INVALID = [
         "a.yaml:3: m.responses_api_models.vllm_model needs the base URL: give base_url there, or policy_base_url",
     ),
     (
-        "m:\n  responses_api_models:\n    gymsdk_model:\n      model: vllm/x\n",
+        OWN_MODEL + "vllm/x\n",
         "a.yaml:3: m.responses_api_models.gymsdk_model needs the base URL: give base_url there, or policy_base_url",
     ),
-    (
-        "m:\n  responses_api_models:\n    gymsdk_model:\n      model: scriptd/oracle\n",
-        "a.yaml:4: m.responses_api_models.gymsdk_model.model: there is no provider 'scriptd'; did you mean 'scripted'?",
-    ),
-    (
-        "m:\n  responses_api_models:\n    gymsdk_model:\n      model: Qwen/Qwen3-4B\n",
-        "a.yaml:4: m.responses_api_models.gymsdk_model.model: there is no provider 'Qwen'; a model is one of",
-    ),
+    (OWN_MODEL + "scriptd/oracle\n", IN_MODEL + "there is no provider 'scriptd'; did you mean 'scripted'?"),
+    (OWN_MODEL + "Qwen/Qwen3-4B\n", IN_MODEL + "there is no provider 'Qwen'; a model is one of"),
     (MODEL + "      timeout: soon\n", "a.yaml:6: m.responses_api_models.vllm_model: option 'timeout' of vllm/x: "),
-    (
-        MODEL + "      default_headers: x\n",
-        "a.yaml:6: m.responses_api_models.vllm_model: option 'headers' of vllm/x: ",
-    ),
+    (MODEL + "      default_headers: x\n", "a.yaml:6: m.responses_api_models.vllm_model: option 'headers' of vllm/x: "),
     (MATH + "      host: [1]\n", "a.yaml:5: math.resources_servers.math.host: input should be a valid string"),
     (MATH.replace("11001", "11000"), "a.yaml:4: math and head_server both have port 11000 of 127.0.0.1"),
     (MATH + "disallowed_ports: [11001]\n", "a.yaml:4: math has port 11001, which disallowed_ports forbids"),
     (AGENT + "      max_steps: many\n", "a.yaml:4: a.responses_api_agents.simple_agent.max_steps: input should be a"),
     (
-        MATH + AGENT + "      resources_server: {type: resources_servers, name: mth}\n",
+        PAIR + "resources_server: {type: resources_servers, name: mth}\n",
         "a.yaml:8: a.resources_server refers to 'mth', which is none of the resources_servers; did you mean 'math'?",
     ),
     (
-        MATH + AGENT + "      model_server: {type: responses_api_models, name: math}\n",
+        PAIR + "model_server: {type: responses_api_models, name: math}\n",
         "a.yaml:8: a.model_server refers to 'math', which is none of the responses_api_models; add a server math",
     ),
     (
-        MATH + AGENT + "      resources_server: {type: resource_server, name: math}\n",
+        PAIR + "resources_server: {type: resource_server, name: math}\n",
         (
-            "a.yaml:8: a.responses_api_agents.simple_agent.resources_server.type: there is no kind of server "
+            IN_AGENT + "resources_server.type: there is no kind of server "
             "'resource_server'; did you mean 'resources_servers'?"
         ),
     ),
     (
-        MATH + AGENT + "      resources_server:\n        name: math\n        type: responses_api_models\n",
+        PAIR + "resources_server:\n        name: math\n        type: responses_api_models\n",
         "a.yaml:10: a.responses_api_agents.simple_agent.resources_server.type must be resources_servers, got resp",
     ),
+    (PAIR + "resources_server: math\n", IN_AGENT + "resources_server is not a reference to a server; write it"),
     (
-        MATH + AGENT + "      resources_server: math\n",
-        "a.yaml:8: a.responses_api_agents.simple_agent.resources_server is not a reference to a server; write it",
-    ),
-    (
-        MATH + AGENT + "      resorces_server: {type: resources_servers, name: math}\n",
+        PAIR + "resorces_server: {type: resources_servers, name: math}\n",
         "a.yaml:8: a.responses_api_agents.simple_agent has no setting 'resorces_server'; did you mean 'res",
     ),
     (
@@ -133,7 +125,7 @@ INVALID = [
         "a.yaml:5: math.resources_servers.math.judge_model_server.type: there is no kind of server 'resp",
     ),
     (
-        MATH + AGENT + "      model_server: {type: responses_api_models, name: policy_model}\n",
+        PAIR + "model_server: {type: responses_api_models, name: policy_model}\n",
         "a.yaml:8: a.model_server refers to 'policy_model', which is none of the responses_api_models; add a file that",
     ),
     (
@@ -163,7 +155,7 @@ INVALID = [
 ]
 
 
-@pytest.mark.parametrize(("text", "line"), INVALID, ids=lambda each: each[:30])
+@pytest.mark.parametrize(("text", "line"), INVALID, ids=lambda text: text[:30])
 def test_each_error_is_one_sentence_with_its_line(read_errors: ReadErrors, text: str, line: str) -> None:
     [error] = read_errors(text)
     assert error.startswith(line)
@@ -257,7 +249,7 @@ def test_the_caller_may_provide_the_policy(write: Write, model: str) -> None:
     write("a.yaml", f"{MATH}{AGENT}      model_server: {{type: responses_api_models, name: policy_model}}\n{model}")
     with pytest.raises(BadConfig):
         load_config(["a.yaml"])
-    assert [each.name for each in load_config(["a.yaml"], played=True).servers] == ["math", "a", "policy_model"]
+    assert [server.name for server in load_config(["a.yaml"], played=True).servers] == ["math", "a", "policy_model"]
 
 
 def test_a_policy_that_other_settings_refer_to_is_kept_when_another_policy_plays(write: Write) -> None:

@@ -56,7 +56,7 @@ def test_references_in_an_omegaconf_configuration_are_resolved() -> None:
 def test_verls_settings_extend_the_block_of_the_built_in_file() -> None:
     vllm = {"uses_reasoning_parser": False, "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
     mapping = {
-        "config_paths": [f"/gym/{each}" for each in FILES],
+        "config_paths": [f"/gym/{file}" for file in FILES],
         "policy_model_name": "m",
         "policy_api_key": "EMPTY",
         "policy_base_url": ["http://10.0.0.1:3000/v1"],

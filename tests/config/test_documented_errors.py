@@ -113,7 +113,7 @@ def test_every_documented_message_has_an_example() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("message", [*RAISED, *UNTRUSTED], ids=lambda each: each[:40])
+@pytest.mark.parametrize("message", [*RAISED, *UNTRUSTED], ids=lambda message: message[:40])
 def test_an_error_is_raised_with_its_message(message: str, write: Write, installed: Callable[..., Path]) -> None:
     installed()
     text, *overrides = RAISED[message] if message in RAISED else UNTRUSTED[message][:1]
@@ -129,7 +129,7 @@ def test_an_error_is_raised_with_its_message(message: str, write: Write, install
 
 def list_fragments(node: ast.expr) -> list[str]:
     """Return the fixed parts of a message, however the code builds it."""
-    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
     return [text for text in texts if len(text.strip()) >= MIN_FRAGMENT_CHARS]
 
 

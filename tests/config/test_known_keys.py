@@ -17,6 +17,14 @@ from gymsdk.cli import main
 STORED = sorted(Path(__file__).parents[1].glob("stored/*/keys.json"))
 ENVIRONMENT = "x:\n  resources_servers:\n    math: {}\n"
 
+POLICY = (f"{ENVIRONMENT}policy_model", "responses_api_models")
+
+
+def nest(block: str, kind: str, implementation: str, **others: str) -> tuple[str, dict[str, str]]:
+    return f"{block}:\n  {kind}:\n    {implementation}:\n      ", others
+
+
+AGENT = {"resources_server": "{type: resources_servers, name: x}"}
 PLACES: dict[str, tuple[str, dict[str, str]]] = {
     "top": (ENVIRONMENT, {}),
     "head_server": (f"{ENVIRONMENT}head_server:\n  ", {"port": "11000"}),
@@ -25,29 +33,19 @@ PLACES: dict[str, tuple[str, dict[str, str]]] = {
         "x:\n  resources_servers:\n    math:\n      datasets:\n      -\n        ",
         {"name": "rows", "type": "train", "jsonl_fpath": "rows.jsonl"},
     ),
-    "math": ("x:\n  resources_servers:\n    math:\n      ", {}),
-    "math_with_judge": ("x:\n  resources_servers:\n    math_with_judge:\n      ", {}),
-    "simple_agent": (
-        f"{ENVIRONMENT}y:\n  responses_api_agents:\n    simple_agent:\n      ",
-        {"resources_server": "{type: resources_servers, name: x}"},
+    "math": nest("x", "resources_servers", "math"),
+    "math_with_judge": nest("x", "resources_servers", "math_with_judge"),
+    "simple_agent": nest(f"{ENVIRONMENT}y", "responses_api_agents", "simple_agent", **AGENT),
+    "gymnasium_agent": nest(f"{ENVIRONMENT}y", "responses_api_agents", "gymnasium_agent", **AGENT),
+    "gymsdk_model": nest(*POLICY, "gymsdk_model", model="endpoint/policy", base_url="http://127.0.0.1:8/v1"),
+    "openai_model": nest(
+        *(*POLICY, "openai_model"),
+        openai_model="policy",
+        openai_base_url="http://127.0.0.1:8/v1",
+        openai_api_key="none",
     ),
-    "gymnasium_agent": (
-        f"{ENVIRONMENT}y:\n  responses_api_agents:\n    gymnasium_agent:\n      ",
-        {"resources_server": "{type: resources_servers, name: x}"},
-    ),
-    "gymsdk_model": (
-        f"{ENVIRONMENT}policy_model:\n  responses_api_models:\n    gymsdk_model:\n      ",
-        {"model": "endpoint/policy", "base_url": "http://127.0.0.1:8/v1"},
-    ),
-    "openai_model": (
-        f"{ENVIRONMENT}policy_model:\n  responses_api_models:\n    openai_model:\n      ",
-        {"openai_model": "policy", "openai_base_url": "http://127.0.0.1:8/v1", "openai_api_key": "none"},
-    ),
-    "vllm_model": (
-        f"{ENVIRONMENT}policy_model:\n  responses_api_models:\n    vllm_model:\n      ",
-        {"model": "policy", "base_url": "http://127.0.0.1:8/v1", "api_key": "none"},
-    ),
-    "single_agent_turn": ("x:\n  environment_servers:\n    single_agent_turn:\n      ", {}),
+    "vllm_model": nest(*POLICY, "vllm_model", model="policy", base_url="http://127.0.0.1:8/v1", api_key="none"),
+    "single_agent_turn": nest("x", "environment_servers", "single_agent_turn"),
 }
 """The beginning of a configuration whose last mapping is the place of the key, and the other keys of the mapping."""
 

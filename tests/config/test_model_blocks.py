@@ -116,11 +116,12 @@ def test_a_key_is_sent_only_to_its_own_server(
 ) -> None:
     names = {"url": "policy_base_url", "key": "policy_api_key"}
     text = {"url": "http://h:1/v1", "key": "files"}
-    write("env.yaml", "policy_model_name: x\n" + "".join(f"{names[each]}: {text[each]}\n" for each in file.split()))
-    for each in variables.split():
-        value = {"url": "http://h:2/v1", "key": "variables"}[each]
-        monkeypatch.setenv({"url": "GYMSDK_BASE_URL", "key": "GYMSDK_API_KEY"}[each], value)
-    overrides = [f"{names[each]}={ {'url': 'http://h:3/v1', 'key': 'words'}[each] }" for each in command_line.split()]
+    write("env.yaml", "policy_model_name: x\n" + "".join(f"{names[given]}: {text[given]}\n" for given in file.split()))
+    for name in variables.split():
+        value = {"url": "http://h:2/v1", "key": "variables"}[name]
+        monkeypatch.setenv({"url": "GYMSDK_BASE_URL", "key": "GYMSDK_API_KEY"}[name], value)
+    words = {"url": "http://h:3/v1", "key": "words"}
+    overrides = [f"{names[given]}={words[given]}" for given in command_line.split()]
     deployment = load_config([], [BUILT_IN, *overrides])
     key_option = options(deployment).get("api_key")
     assert (key_option.get_secret_value() if key_option else None) == key

@@ -120,7 +120,7 @@ def test_an_unsupported_setting_without_an_effect_is_accepted(write: Write, text
 
 def read_math_server(write: Write, text: str) -> ServerConfig:
     write("a.yaml", MATH + text + JUDGE)
-    return next(each for each in load_config(["a.yaml"]).servers if each.kind == "resources_servers")
+    return next(server for server in load_config(["a.yaml"]).servers if server.kind == "resources_servers")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_the_judge_of_nemo_gym_becomes_the_judge_of_the_environment(
 def test_a_server_of_nemo_gym_keeps_its_grader_unless_the_file_names_another(write: Write) -> None:
     assert read_math_server(write, "      grader: gymsdk\n").settings == {"grader": "gymsdk"}
     write("b.yaml", MATH.replace("math_with_judge", "math"))
-    [own] = [each for each in load_config(["b.yaml"]).servers if each.kind == "resources_servers"]
+    [own] = [server for server in load_config(["b.yaml"]).servers if server.kind == "resources_servers"]
     assert own.settings == {}
 
 

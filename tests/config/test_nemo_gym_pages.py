@@ -112,13 +112,6 @@ def test_a_vllm_server_can_be_set_without_its_kind_and_without_v1() -> None:
     assert list_settings(deployment)[f"{path}.model"] == ("your-model-name", "command line")
 
 
-def test_an_explicit_port_is_kept(write: Write) -> None:
-    write("a.yaml", 'my_resources:\n  resources_servers:\n    my_server:\n      host: "0.0.0.0"\n      port: 8080\n')
-    [block] = load_config(["a.yaml"]).servers
-    assert (block.host, block.port) == ("0.0.0.0", 8080)
-    assert block.kind_settings == ResourcesServerConfig(environment="my_server")
-
-
 def test_a_ray_address_is_read(write: Write) -> None:
     write("config.yaml", 'ray_head_node_address: "ray://your-cluster-address:10001"\n')
     deployment = load_config([], ["+config_paths=[config.yaml]"])
