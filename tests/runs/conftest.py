@@ -63,3 +63,8 @@ RIGHT = ("tool_call", "--split", "train", "--limit", "20", "--repeats", "1", "--
 def original(play: Play) -> Path:
     """Return a run with the options `RIGHT`, which has only rewards of 1."""
     return play(*RIGHT, name="original")
+
+
+def run_command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gymsdk", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, check=False, timeout=120, text=True)

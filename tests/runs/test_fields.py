@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from gymsdk.runs import Run, build_filter, read
 from gymsdk.runs.notes import RunNotes
 from gymsdk.runs.source import find_run
 
-from .conftest import Play
+from .conftest import Play, run_command
 
 OPTIONS = ("tool_call", "--split", "train", "--limit", "6", "--repeats", "2", "--model", "scripted/oracle")
 
@@ -160,30 +158,27 @@ def test_a_comparison_is_grouped_by_a_field(folder: Path, original: Path, tmp_pa
 
 
 def test_facets_count_the_values_of_fields_with_few_values(run: Run) -> None:
-    facets = {each["name"]: each["values"] for each in run.queries.count_facets(build_filter(["reward<0.3"]))["fields"]}
+    facets = {
+        field["name"]: field["values"] for field in run.queries.count_facets(build_filter(["reward<0.3"]))["fields"]
+    }
     assert facets["row:family"] == [{"value": "algebra", "count": 4, "mean": pytest.approx(0.1)}]
-    assert {each["value"]: each["count"] for each in facets["row:tags"]} == {"short": 4, "easy": 2}
-
-
-def run_command(*arguments: object) -> str:
-    command = [sys.executable, "-m", "gymsdk", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=120, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert {tag["value"]: tag["count"] for tag in facets["row:tags"]} == {"short": 4, "easy": 2}
 
 
 @pytest.mark.slow
 def test_commands_filter_group_and_show_fields(folder: Path, tmp_path: Path) -> None:
     RunNotes(find_run(folder)).add({"id": "0:0", "tags": ["odd"], "text": "see"})
-    shown = json.loads(run_command("show", folder, "--where", "row:difficulty>2", "--by", "row:family", "--json"))
+    shown = json.loads(
+        run_command("show", folder, "--where", "row:difficulty>2", "--by", "row:family", "--json").stdout
+    )
     assert {row["task"] for row in shown["rollouts"]} == {1, 2, 4}
     assert [group["value"] for group in shown["groups"]] == ["10", "algebra", "geometry"]
-    table = run_command("show", folder, "--by", "row:family")
+    table = run_command("show", folder, "--by", "row:family").stdout
     [line] = (line for line in table.splitlines() if line.startswith("algebra"))
     assert line.split() == ["algebra", "4", "2", "4", "0.100"]
-    transcript = run_command("show", folder, "0:0")
+    transcript = run_command("show", folder, "0:0").stdout
     for line in ("tag: odd", "note: see"):
         assert f"  {line}\n" in transcript
-    compared = run_command("compare", folder, folder, "--by", "row:family")
+    compared = run_command("compare", folder, folder, "--by", "row:family").stdout
     assert "algebra" in compared
-    assert len(json.loads(run_command("compare", folder, folder, "--by", "row:family", "--json"))["groups"]) == 4
+    assert len(json.loads(run_command("compare", folder, folder, "--by", "row:family", "--json").stdout)["groups"]) == 4

@@ -67,18 +67,14 @@ def test_a_second_reader_continues_with_the_same_index(run: Run, folder: Path, c
     assert path.stat().st_mtime_ns == before
 
 
-def test_a_replaced_file_is_indexed_again(run: Run, folder: Path) -> None:
+def test_a_file_that_was_replaced_by_a_shorter_one_or_removed_is_indexed_again(run: Run, folder: Path) -> None:
     lines = (folder / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "part").write_bytes(b"".join(lines[40:]))
     (folder / "part").replace(folder / "rollouts.jsonl")
     run.update()
-    assert len(run) == 40
     assert list_keys(run) == [
         (line["_ng_task_index"], line["_ng_rollout_index"]) for line in map(json.loads, lines[40:])
     ]
-
-
-def test_a_removed_file_leaves_no_rollouts(run: Run, folder: Path) -> None:
     (folder / "rollouts.jsonl").unlink()
     run.update()
     assert len(run) == 0
@@ -107,15 +103,6 @@ def test_failures_are_indexed_and_replaced(folder: Path) -> None:
     assert len(run) == 80
 
 
-def test_lines_that_are_no_rollouts_are_counted_and_named(run: Run, folder: Path) -> None:
-    with (folder / "rollouts.jsonl").open("ab") as file:
-        file.write(b'{"metrics": 1}\nnot JSON\n[1]\n\n')
-    run.update()
-    assert len(run) == 80
-    [bad] = run.queries.list_bad_lines()
-    assert (bad["file"], bad["count"]) == ("rollouts.jsonl", 3)
-
-
 def test_a_last_line_that_was_never_finished_is_named(run: Run, folder: Path) -> None:
     path = folder / "rollouts.jsonl"
     with path.open("ab") as file:
@@ -141,19 +128,10 @@ def test_a_line_with_unexpected_types_is_read_as_far_as_possible(run: Run, folde
     assert len(run.queries.search("degrees")) > 0
 
 
-def test_values_that_sqlite_cannot_hold_are_replaced(run: Run, folder: Path) -> None:
-    line = run["0:0"] | {"_ng_task_index": 600}
-    line["responses_create_params"] = {"input": "before \ud800 after"}
-    with (folder / "rollouts.jsonl").open("ab") as file:
-        file.write(json.dumps(line).encode() + b"\n")
-    run.update()
-    assert run.queries.list_bad_lines() or run.list_rows(["task=600"])[0]["prompt"] == "before ? after"
-
-
 def test_two_processes_index_the_same_run(folder: Path) -> None:
     code = f"import gymsdk.runs; run = gymsdk.runs.read({str(folder)!r}); run.index.update_texts(); print(len(run))"
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert [process.communicate()[0].strip() for process in processes] == ["80"] * 4
+    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate()[0].strip() for process in processes] == ["80"] * 2
     with read(folder) as run:
         assert len(set(list_keys(run))) == 80
 
@@ -168,9 +146,10 @@ def test_the_run_may_be_read_only_and_its_lock_is_never_taken(folder: Path) -> N
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-def test_an_index_of_another_version_is_built_again(run: Run, folder: Path) -> None:
+@pytest.mark.parametrize("version", [4, 99])
+def test_an_index_of_another_version_is_built_again(run: Run, folder: Path, version: int) -> None:
     with closing(sqlite3.connect(run.index.path)) as connection:
-        connection.execute("PRAGMA user_version = 99")
+        connection.execute(f"PRAGMA user_version = {version}")
         connection.execute("DROP TABLE tool")
     assert len(read(folder)) == 80
 

@@ -81,17 +81,16 @@ def group(lines: list[Line]) -> dict[int, list[Line]]:
 
 
 def find_alike(lines: list[Line]) -> set[Key]:
-    same = [each for each in group(lines).values() if len({line["reward"] for line in each}) == 1]
-    return {key_of(line) for each in same for line in each}
+    tasks = [task for task in group(lines).values() if len({line["reward"] for line in task}) == 1]
+    return {key_of(line) for task in tasks for line in task}
 
 
 def find_odd(lines: list[Line]) -> set[Key]:
     return {
         key_of(line)
-        for each in group(lines).values()
-        for line in each
-        if len({other["reward"] for other in each if other is not line}) == 1
-        and line["reward"] not in {other["reward"] for other in each if other is not line}
+        for task in group(lines).values()
+        for line in task
+        if len(others := {other["reward"] for other in task if other is not line}) == 1 and line["reward"] not in others
     }
 
 

@@ -101,17 +101,17 @@ def test_the_summary_is_that_of_the_metrics(run: Run, lines: list[Line]) -> None
     for line in lines:
         key = line["gymsdk"]["environment"], line["_ng_task_index"]
         best[key] = max(line["reward"], best.get(key, 0.0))
-    assert (summary["tasks"], summary["solved_tasks"]) == (len(best), sum(each >= 1 for each in best.values()))
+    assert (summary["tasks"], summary["solved_tasks"]) == (len(best), sum(reward >= 1 for reward in best.values()))
 
 
 def test_facets_count_the_chosen_rollouts(run: Run, lines: list[Line]) -> None:
     facets = run.queries.count_facets(Filter((("reward", "<", 1),)))
     chosen = [line for line in lines if line["reward"] < 1]
-    assert {each["value"]: each["count"] for each in facets["environment"]} == Counter(
+    assert {facet["value"]: facet["count"] for facet in facets["environment"]} == Counter(
         line["gymsdk"]["environment"] for line in chosen
     )
     assert sum(bar["count"] for bar in facets["reward"]) == len(chosen)
-    assert {each["value"]: each["count"] for each in facets["tool"]} == Counter(
+    assert {facet["value"]: facet["count"] for facet in facets["tool"]} == Counter(
         name
         for line in chosen
         for name in {item["name"] for item in line["response"]["output"] if item["type"] == "function_call"}

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from studio.conftest import start_viewer
 
 from gymsdk import client
 from gymsdk.errors import EpisodeError
@@ -28,7 +26,7 @@ from gymsdk.rollouts.settings import Selection
 from gymsdk.runs import read
 from gymsdk.runs.records import parse_record
 
-from .conftest import RIGHT
+from .conftest import RIGHT, run_command
 
 CHANGES: tuple[tuple[dict[str, Any], float | None], ...] = (
     ({}, 1.0),
@@ -87,7 +85,7 @@ def read_verdict(line: dict[str, Any]) -> float | None:
 
 def read_exported(line: dict[str, Any]) -> float | None:
     lines = export_sft([StoredRollout(line)], Selection(min_reward=-math.inf), ExportReport())
-    return next((each["reward"] for each in lines), None)
+    return next((exported["reward"] for exported in lines), None)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -161,23 +159,10 @@ def changed(original: Path, tmp_path: Path) -> tuple[Path, dict[int, float | Non
     return folder, expected
 
 
-def run_command(*arguments: object) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "gymsdk", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, check=False, timeout=120)
-
-
 @pytest.fixture
 def viewer(changed: tuple[Path, Any], tmp_path: Path) -> Iterator[httpx.Client]:
-    command = [sys.executable, "-m", "gymsdk", "view", str(changed[0]), "--no-browser"]
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache-of-viewer")}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        base, _, token = process.stdout.readline().strip().partition("/#token=")
-        try:
-            with httpx.Client(base_url=base, headers={"Authorization": f"Bearer {token}"}, timeout=30) as http:
-                yield http
-        finally:
-            process.terminate()
+    with start_viewer(changed[0], cache=tmp_path / "viewer" / "cache") as started, started.client() as opened:
+        yield opened
 
 
 @pytest.mark.slow
@@ -213,7 +198,7 @@ def test_commands_viewer_frames_and_metrics_agree(
     [metrics] = parse_json((folder / "metrics.json").read_bytes())
     assert metrics["outcomes"]["scored"] == len(scored)
     assert metrics["agent_metrics"]["mean/reward"] == pytest.approx(fmean(scored.values()))
-    groups = {each["_ng_task_index"]: each["mean/reward"] for each in metrics["group_level_metrics"]}
+    groups = {group["_ng_task_index"]: group["mean/reward"] for group in metrics["group_level_metrics"]}
     assert groups == scored
 
     exported = folder / "sft.jsonl"

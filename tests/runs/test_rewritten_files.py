@@ -9,12 +9,10 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 
@@ -52,14 +50,6 @@ def dump_lines(rewards: Sequence[float], *, padding: int = 5000, word: str = "ap
 def read_rewards(path: Path) -> list[float]:
     """Return the rewards in a file by plain Python."""
     return [json.loads(line)["reward"] for line in path.read_text().splitlines()]
-
-
-def average_tasks(path: Path) -> float:
-    """Return the mean of the mean rewards of the tasks in a file by plain Python."""
-    tasks = defaultdict(list)
-    for line in map(json.loads, path.read_text().splitlines()):
-        tasks[line["_ng_task_index"]].append(line["reward"])
-    return fmean(map(fmean, tasks.values()))
 
 
 def list_rewards(run: Run) -> list[float]:
@@ -327,50 +317,6 @@ def test_a_comparison_pairs_the_tasks_of_rewritten_rows(path: Path, tmp_path: Pa
         compared = compare(first.index, second.index)
         assert compared.overall is not None
         assert compared.overall.b == pytest.approx(fmean(NEW))
-
-
-def run_command(*arguments: str | Path) -> Any:
-    command = [sys.executable, "-m", "gymsdk", *map(str, arguments), "--json"]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "rewrite", [copy_with_times, remove_folder_and_write, write_and_append], ids=lambda rewrite: rewrite.__name__
-)
-def test_show_and_compare_print_the_new_rewards(path: Path, tmp_path: Path, rewrite: Rewrite) -> None:
-    other = shutil.copytree(path.parent, tmp_path / "other")
-    assert run_command("show", path.parent)["summary"]["mean"] == 1.0
-    rewrite(path, dump_lines(NEW))
-    mean = fmean(read_rewards(path))
-    assert run_command("show", path.parent)["summary"]["mean"] == pytest.approx(mean)
-    rewrite(path, dump_lines(OLD))
-    rewrite(path, dump_lines(NEW))
-    compared = run_command("compare", path.parent, other)["overall"]
-    assert (compared["a"], compared["b"]) == (pytest.approx(average_tasks(path)), 1.0)
-
-
-V4_TABLES = """
-CREATE TABLE file (number INTEGER PRIMARY KEY, inode INTEGER, offset INTEGER, lines INTEGER, first TEXT, last TEXT,
-    bad INTEGER, bad_message TEXT, rollouts INTEGER, scored INTEGER, earned REAL);
-CREATE TABLE rollout (id INTEGER PRIMARY KEY, file INTEGER, offset INTEGER, length INTEGER, reward REAL);
-INSERT INTO rollout VALUES (1, 0, 0, 100, 0.25);
-CREATE TABLE texts_done (id INTEGER);
-PRAGMA user_version = 4;
-"""
-
-
-def test_an_index_of_an_earlier_release_is_built_again(path: Path) -> None:
-    index = get_default_path(find_run(path.parent))
-    index.parent.mkdir(parents=True)
-    with closing(sqlite3.connect(index)) as connection:
-        connection.executescript(V4_TABLES)
-        connection.execute(
-            "INSERT INTO file VALUES (0, ?, ?, 1, '', '', 0, '', 1, 1, 0.25)", (path.stat().st_ino, path.stat().st_size)
-        )
-        connection.commit()
-    with read(path.parent) as run:
-        assert list_rewards(run) == OLD
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database at all" * 100, b"SQLite format 3\0" + b"\0" * 5000])

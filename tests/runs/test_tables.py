@@ -7,9 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
-import polars as pl
-import pyarrow.parquet as pq
 import pytest
 
 from gymsdk import UsageError
@@ -20,22 +17,16 @@ from gymsdk.runs import Run, read
 def test_the_rollouts_are_a_data_frame_with_the_numbers_of_the_verdicts(run: Run, folder: Path) -> None:
     frame = run.dataframe()
     lines = [line for _, line in read_rows(folder / "rollouts.jsonl")]
-    assert isinstance(frame, pd.DataFrame)
+    assert isinstance(frame, pytest.importorskip("pandas").DataFrame)
     assert frame["reward"].tolist() == [line["reward"] for line in lines]
     asked = frame[frame["environment"] == "tool_call"]
     assert asked["calls_needed"].tolist() == [line["calls_needed"] for line in lines if "calls_needed" in line]
     assert frame[frame["environment"] == "multineedle"]["calls_needed"].isna().all()
-    mean = frame.groupby("environment")["reward"].mean()
-    assert mean["multineedle"] == pytest.approx(asked_mean(lines, "multineedle"))
-
-
-def asked_mean(lines: list[dict[str, object]], environment: str) -> float:
-    rewards = [line["reward"] for line in lines if line["gymsdk"]["environment"] == environment]  # type: ignore[index]
-    return sum(rewards) / len(rewards)  # type: ignore[arg-type]
 
 
 def test_the_messages_are_those_of_the_conversations(run: Run, folder: Path) -> None:
     frame = run.dataframe("messages", library="polars")
+    pl = pytest.importorskip("polars")
     assert isinstance(frame, pl.DataFrame)
     for _, line in list(read_rows(folder / "rollouts.jsonl"))[:20]:
         rows = frame.filter(
@@ -62,7 +53,7 @@ def test_the_tool_calls_have_their_outputs(run: Run, folder: Path) -> None:
 
 def test_a_parquet_file_holds_the_chosen_rollouts(run: Run, tmp_path: Path) -> None:
     count = run.write_parquet(tmp_path / "wrong.parquet", where=["reward<1"])
-    table = pq.read_table(tmp_path / "wrong.parquet")
+    table = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "wrong.parquet")
     assert table.num_rows == count == len(run.list_rows(["reward<1"], limit=1000))
     assert max(table["reward"].to_pylist()) < 1
     with pytest.raises(UsageError, match="no rollout is chosen"):
@@ -97,25 +88,6 @@ def test_an_unknown_table_and_a_condition_that_is_no_list_are_rejected(run: Run)
     assert len(run.dataframe(where=["reward>5"])) == 0
 
 
-def test_a_missing_library_is_named_with_its_extra(folder: Path) -> None:
-    code = (
-        "import sys; sys.modules['pandas'] = sys.modules['polars'] = None\n"
-        f"import gymsdk.runs; gymsdk.runs.read({str(folder)!r}).dataframe()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'gymsdk[pandas]'" in done.stderr
-
-
-def test_reading_runs_imports_no_heavy_library(folder: Path) -> None:
-    code = (
-        f"import sys, gymsdk.runs; run = gymsdk.runs.read({str(folder)!r})\n"
-        "run.list_rows(['reward<1']); print(len(run))\n"
-        "assert not {'pandas', 'polars', 'pyarrow', 'numpy', 'aiohttp'} & set(sys.modules), sorted(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "80\n"), done.stderr
-
-
 def test_lines_are_read_by_their_name(run: Run) -> None:
     assert run["0:1"]["gymsdk"]["id"] == "0:1"
     with pytest.raises(KeyError):
@@ -127,7 +99,19 @@ def test_lines_are_read_by_their_name(run: Run) -> None:
 
 def test_the_settings_and_the_metrics_of_the_run_are_there(run: Run, folder: Path) -> None:
     assert run.settings["model"] == "scripted/oracle:0.5"
-    assert {each["environment"] for each in run.metrics} == {"multineedle", "tool_call"}
+    assert {entry["environment"] for entry in run.metrics} == {"multineedle", "tool_call"}
     (folder / "metrics.json").write_text("{")
     (folder / "run.json").unlink()
     assert (read(folder).metrics, read(folder).settings) == ([], {})
+
+
+def test_reading_runs_imports_no_heavy_library_and_a_missing_one_is_named_with_its_extra(folder: Path) -> None:
+    code = (
+        f"import sys, gymsdk.runs; run = gymsdk.runs.read({str(folder)!r})\n"
+        "run.list_rows(['reward<1']); print(len(run))\n"
+        "assert not {'pandas', 'polars', 'pyarrow', 'numpy', 'aiohttp'} & set(sys.modules), sorted(sys.modules)\n"
+        "sys.modules['pandas'] = sys.modules['polars'] = None\n"
+        "run.dataframe()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, "pip install 'gymsdk[pandas]'" in done.stderr) == ("80\n", True), done.stderr
