@@ -180,12 +180,6 @@ async def test_a_broken_server_fails_the_check_of_its_defect(defect: dict[str, A
     assert set(list_failed(results)) <= {name} | related.get(name, set())
 
 
-async def test_without_a_server_the_other_checks_are_skipped() -> None:
-    results = [result async for result in check_trainer(TrainerStack("http://127.0.0.1:9/v1"))]
-    assert [result.outcome for result in results[:3]] == ["failed", "failed", "skipped"]
-    assert {result.outcome for result in results[2:]} == {"skipped"}
-
-
 def test_the_command_prints_the_checklist_and_fails(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from gymsdk.line import compute_seed, get_environment_name
@@ -41,14 +40,6 @@ def test_each_input_row_is_one_job_without_its_indices_and_finished_ones_are_ski
     assert [job.key for job in jobs] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert not [key for job in jobs for key in job.row if key.startswith("_ng_")]
     assert [job.key for job in iter_jobs(_repeated(0, 1), done={(0, 1), (1, 0)})] == [(0, 0), (1, 1)]
-
-
-def test_rows_are_read_lazily() -> None:
-    def endless() -> Iterator[dict[str, Any]]:
-        while True:
-            yield _input_row(0)
-
-    assert next(iter_jobs(endless())).id == "0:0"
 
 
 def test_repeats_share_a_seed_and_tasks_do_not() -> None:

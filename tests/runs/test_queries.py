@@ -86,12 +86,6 @@ def test_rows_are_sorted_with_missing_values_last(run: Run, field: str, *, desce
     assert values == sorted(known, reverse=descending) + [None] * (len(values) - len(known))
 
 
-def test_pages_do_not_overlap(run: Run) -> None:
-    pages = [run.list_rows(sort="reward", offset=start, limit=7) for start in range(0, 80, 7)]
-    ids = [row["id"] for page in pages for row in page]
-    assert sorted(ids) == list(range(1, 81))
-
-
 def test_the_summary_is_that_of_the_metrics(run: Run, lines: list[Line]) -> None:
     summary = run.queries.summarize()
     assert summary["mean"] == pytest.approx(fmean(line["reward"] for line in lines))
