@@ -111,40 +111,32 @@ def test_the_clock_of_a_thread_is_its_own(work: object, expected: str | None) ->
     assert clock.read() is None
 
 
-def test_a_process_of_an_earlier_call_in_the_thread_is_activity_but_not_the_calls_work() -> None:
+@pytest.mark.parametrize("is_started_by_the_call", [False, True])
+def test_a_process_of_an_earlier_call_in_the_thread_is_activity_but_not_the_calls_work(
+    is_started_by_the_call: bool,
+) -> None:
     """A sandbox that `reset` starts may work for `verify`, or for another episode that used the same thread before."""
     clock, go, stop = ThreadClock(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        go.set()
+        stop.wait()
 
     def run() -> None:
         with run_program(SPIN):
             time.sleep(0.1)
-            clock.measure(lambda: (go.set(), stop.wait()))
+            call() if is_started_by_the_call else clock.measure(call)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=partial(clock.measure, run) if is_started_by_the_call else run)
     thread.start()
     try:
         assert go.wait(10)
-        watch = CpuWatch(clock.read, cpu=0.1, idle=2, read_activity=clock.read_activity)
-        assert check_often(watch, times=8, wait=partial(wait_for_work, clock.read_activity)) == [None] * 8
+        if is_started_by_the_call:
+            assert wait_for_excess(CpuWatch(clock.read, cpu=0.1, idle=1000)) == "cpu"
+        else:
+            watch = CpuWatch(clock.read, cpu=0.1, idle=2, read_activity=clock.read_activity)
+            assert check_often(watch, times=8, wait=partial(wait_for_work, clock.read_activity)) == [None] * 8
         assert wait_for_excess(CpuWatch(clock.read_activity, cpu=0.1, idle=1000)) == "cpu"
-    finally:
-        stop.set()
-        thread.join()
-
-
-def test_a_process_that_the_call_starts_is_its_work() -> None:
-    clock, go, stop = ThreadClock(), threading.Event(), threading.Event()
-
-    def call() -> None:
-        with run_program(SPIN):
-            go.set()
-            stop.wait()
-
-    thread = threading.Thread(target=clock.measure, args=(call,))
-    thread.start()
-    try:
-        assert go.wait(10)
-        assert wait_for_excess(CpuWatch(clock.read, cpu=0.1, idle=1000)) == "cpu"
     finally:
         stop.set()
         thread.join()
