@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,15 +26,17 @@ class Result:
 
 Command = Callable[..., Result]
 Start = Callable[..., "subprocess.Popen[str]"]
+StartServer = Callable[..., "tuple[subprocess.Popen[str], dict[str, Any]]"]
 
 
 @pytest.fixture
 def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the empty working directory of the test."""
+    """Return the empty working directory of the test, which has indexes of runs of its own."""
     folder = tmp_path / "there"
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.delenv("GYMSDK_BASE_URL", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
 
 
@@ -71,3 +75,18 @@ def start(installed: Callable[..., Path], workdir: Path) -> Iterator[Start]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def start_server(start: Start) -> StartServer:
+    """Return a function that starts a command that serves on free ports, and returns its process and JSON line."""
+
+    def start_ready(*arguments: object) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+        process = start(*arguments, *([] if "--port" in arguments else ["--port", 0]), "--json")
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        return process, json.loads(line)
+
+    return start_ready

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from cli.conftest import StartServer
 from gymsdk.bench import processes
 
 SMALL = ("--rollouts", 8, "--concurrency", "1,3", "--split", "train")
@@ -23,12 +24,12 @@ def test_json_output_has_one_line_per_environment(gymsdk: Callable[..., Any]) ->
     result = gymsdk("bench", "sums", "tool_call", *SMALL, "--model", "scripted/oracle", "--json")
     assert result.code == 0, result.err
     reports = [json.loads(line) for line in result.out.splitlines()]
-    assert [each["environment"] for each in reports] == ["sums", "tool_call"]
-    for each in reports:
-        counts = [(load["concurrency"], load["rollouts"], load["wrong"]) for load in each["loads"]]
+    assert [report["environment"] for report in reports] == ["sums", "tool_call"]
+    for report in reports:
+        counts = [(load["concurrency"], load["rollouts"], load["wrong"]) for load in report["loads"]]
         assert counts == [(1, 8, 0), (3, 8, 0)]
-        assert each["ready"] > 0
-        assert each["ready_memory"] > 20
+        assert report["ready"] > 0
+        assert report["ready_memory"] > 20
 
 
 def test_text_output_is_a_table(gymsdk: Callable[..., Any]) -> None:
@@ -70,10 +71,9 @@ def test_an_open_loop_reports_the_offered_and_the_achieved_rate(gymsdk: Callable
 
 
 def test_bench_measures_the_servers_of_a_head_and_reports_wrong_rewards(
-    gymsdk: Callable[..., Any], start: Callable[..., subprocess.Popen[str]]
+    gymsdk: Callable[..., Any], start_server: StartServer
 ) -> None:
-    process = start("serve", "sums", "--port", 0, "--json", "--model", "scripted/oracle:0.5")
-    head = json.loads(process.stdout.readline())["head"]
+    head = start_server("serve", "sums", "--model", "scripted/oracle:0.5")[1]["head"]
     result = gymsdk("bench", "sums", *SMALL, "--head", head, "--json")
     assert result.code == 0, result.err
     reports = json.loads(result.out)

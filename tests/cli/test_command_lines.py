@@ -71,8 +71,8 @@ def _list_options(command: Any, name: str, parent: Any) -> Iterator[str]:
     context = typer.Context(command, info_name=name.rsplit(maxsplit=1)[-1], parent=parent)
     yield name
     yield from sorted(f"  {_describe(parameter)}" for parameter in command.get_params(context))
-    for child, each in getattr(command, "commands", {}).items():
-        yield from _list_options(each, f"{name} {child}", context)
+    for child, subcommand in getattr(command, "commands", {}).items():
+        yield from _list_options(subcommand, f"{name} {child}", context)
 
 
 def _describe(parameter: Any) -> str:
@@ -217,7 +217,7 @@ def test_command_lines_print_and_return_what_the_file_says() -> None:
     expected, found = read_command_lines(), run_in_process()
     if is_oldest:
         # click and Typer's own parser describe wrong values in different words.
-        expected, found = ({key: lines[:1] for key, lines in each.items()} for each in (expected, found))
+        expected, found = ({key: lines[:1] for key, lines in results.items()} for results in (expected, found))
         found |= {"(stored settings)": expected["(stored settings)"]}
     assert {key: (lines, found[key]) for key, lines in expected.items() if lines != found[key]} == {}
 

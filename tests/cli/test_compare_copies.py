@@ -71,12 +71,6 @@ def solve(task: Asked):
 PLAY = ("rollout", "openings", "--limit", 12, "-k", 2, "--model")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the indexes of a test in a separate folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def played(gymsdk: Command, installed: Callable[..., Path], workdir: Path) -> Path:
     """Return the folder of a run of an environment whose `reset` adds other messages each time, and tools."""
@@ -119,15 +113,6 @@ def test_a_run_has_the_tasks_of_its_regraded_lines(gymsdk: Command, played: Path
     assert gymsdk("reverify", "new.jsonl", "--set", "bonus=0.5", "-o", "newer.jsonl").code == 0
     assert count_common(gymsdk, "new.jsonl", "newer.jsonl")[0] == 12
     assert count_common(gymsdk, played, "newer.jsonl")[0] == 12
-
-
-def test_two_runs_share_tasks_also_if_one_is_only_a_file(gymsdk: Command, played: Path, workdir: Path) -> None:
-    assert gymsdk(*PLAY, "scripted/oracle", "-o", "better").code == 0
-    shutil.copy(workdir / "better" / "rollouts.jsonl", workdir / "better.jsonl")
-    whole = count_common(gymsdk, played, "better")
-    assert whole[0] == 12
-    assert whole[1] > 0
-    assert count_common(gymsdk, played, "better.jsonl") == whole
 
 
 def test_a_failed_rollout_names_the_same_task(gymsdk: Command, played: Path, workdir: Path) -> None:

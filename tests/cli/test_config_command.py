@@ -106,20 +106,12 @@ def test_invalid_settings_are_reported_with_their_line(
     assert result.code == 2
     lines = sorted(result.err.removeprefix("Error: ").replace("\nError: ", "\n").splitlines())
     for line in ERRORS:
-        assert any(each.startswith(line) for each in lines), lines
+        assert any(printed.startswith(line) for printed in lines), lines
     (workdir / "sums.yaml").write_text(INVALID.replace("      digts: 2\n", ""))
     assert (
         "sums.yaml:4: sums.resources_servers.sums.digits: input should be a valid integer"
         in gymsdk(*arguments, "--config", "sums.yaml").err
     )
-
-
-def test_a_wrong_secret_setting_is_redacted(gymsdk: Command, workdir: Path) -> None:
-    (workdir / "a.yaml").write_text("sums:\n  resources_servers:\n    sums:\n      key: [sk-12345678]\n")
-    result = gymsdk("config", "--config", "a.yaml")
-    assert "a.yaml:4: sums.resources_servers.sums.key: input should be a valid string" in result.err
-    assert "sk-12345678" not in result.out + result.err
-    assert "sk-12345678" not in gymsdk("serve", "sums", "--set", 'key=["sk-12345678"]').err
 
 
 JUDGED = SUMS.replace("import Claims,", "import Claims, Model,").replace(

@@ -14,14 +14,7 @@ from typing import Any
 
 import httpx
 
-from cli.conftest import Start
-
-
-def _start_policy(start: Start, *arguments: object) -> str:
-    process = start("policy", "serve", "null", *arguments, "--port", 0, "--json")
-    assert process.stdout is not None
-    url: str = json.loads(process.stdout.readline())["url"]
-    return url
+from cli.conftest import StartServer
 
 
 def _run_limited(arguments: list[object], *, soft: int, hard: int) -> subprocess.CompletedProcess[str]:
@@ -43,16 +36,16 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
 
 
-def test_a_run_raises_the_soft_limit_of_open_files(start: Start, workdir: Path) -> None:
-    url = _start_policy(start, "--latency", 2)
+def test_a_run_raises_the_soft_limit_of_open_files(start_server: StartServer, workdir: Path) -> None:
+    url = start_server("policy", "serve", "null", "--latency", 2)[1]["url"]
     result = _run_limited(_rollout_arguments(url, "out", 400), soft=200, hard=4000)
     assert result.returncode == 0, result.stderr
     assert len(_lines(workdir / "out")) == 400
     assert "open files" not in result.stderr
 
 
-def test_concurrency_is_limited_by_the_hard_limit_of_files(start: Start, workdir: Path) -> None:
-    url = _start_policy(start, "--latency", 0.5)
+def test_concurrency_is_limited_by_the_hard_limit_of_files(start_server: StartServer, workdir: Path) -> None:
+    url = start_server("policy", "serve", "null", "--latency", 0.5)[1]["url"]
     result = _run_limited(_rollout_arguments(url, "out", 400), soft=200, hard=400)
     assert result.returncode == 0, result.stderr
     assert len(_lines(workdir / "out")) == 400
@@ -60,11 +53,10 @@ def test_concurrency_is_limited_by_the_hard_limit_of_files(start: Start, workdir
     assert "Raise the limit with `ulimit -Hn`" in result.stderr
 
 
-def test_a_server_out_of_descriptors_logs_a_line_a_second_and_recovers(start: Start) -> None:
-    process = start("policy", "serve", "null", "--port", 0, "--json")
-    assert process.stdout is not None
+def test_a_server_out_of_descriptors_logs_a_line_a_second_and_recovers(start_server: StartServer) -> None:
+    process, ready = start_server("policy", "serve", "null")
     assert process.stderr is not None
-    url = json.loads(process.stdout.readline())["url"]
+    url = ready["url"]
     address = "127.0.0.1", httpx.URL(url).port or 0
     open_files = sum(1 for _ in Path(f"/proc/{process.pid}/fd").iterdir())
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (open_files + 10, open_files + 10))

@@ -40,7 +40,7 @@ def is_empty(folder: Path) -> bool:
     return not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda each: each[0])
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda words: words[0])
 async def test_a_missing_or_protected_head_is_a_failure(
     arguments: tuple[str, ...], installed: Callable[..., Any], workdir: Path
 ) -> None:
@@ -53,7 +53,7 @@ async def test_a_missing_or_protected_head_is_a_failure(
     assert is_empty(workdir)
 
 
-@pytest.mark.parametrize("arguments", [COMMANDS[0], COMMANDS[2]], ids=lambda each: each[0])
+@pytest.mark.parametrize("arguments", [COMMANDS[0], COMMANDS[2]], ids=lambda words: words[0])
 async def test_a_server_missing_at_the_head_exits_with_1(
     arguments: tuple[str, ...], installed: Callable[..., Any], workdir: Path
 ) -> None:

@@ -60,7 +60,7 @@ def read_report(gymsdk: Command, *arguments: object, code: int = 0) -> dict[str,
 def test_the_best_conversation_of_each_task_is_written(gymsdk: Command, run: Path, tmp_path: Path) -> None:
     report = read_report(gymsdk, run, "--sft", tmp_path / "sft.jsonl")[str(tmp_path / "sft.jsonl")]
     rollouts, lines = read(run / "rollouts.jsonl"), read(tmp_path / "sft.jsonl")
-    solved = {(each["agent_ref"]["name"], each["_ng_task_index"]) for each in rollouts if each["reward"] > 0}
+    solved = {(played["agent_ref"]["name"], played["_ng_task_index"]) for played in rollouts if played["reward"] > 0}
     assert report["rollouts"] == len(rollouts) == 48
     assert report["written"] == len(lines) == len(solved)
     assert sum(report["left_out"].values()) == 48 - len(lines)
@@ -68,7 +68,7 @@ def test_the_best_conversation_of_each_task_is_written(gymsdk: Command, run: Pat
     with_tools = [line for line in lines if json.loads(line["tools"])]
     assert 0 < len(with_tools) < len(lines)
     for line in with_tools:
-        names = {each["function"]["name"] for each in json.loads(line["tools"])}
+        names = {tool["function"]["name"] for tool in json.loads(line["tools"])}
         called: dict[str, str] = {}
         for message in line["messages"]:
             for call in message.get("tool_calls", []):
@@ -165,7 +165,7 @@ def test_trl_trains_with_both_files(gymsdk: Command, run: Path, tmp_path: Path) 
     gymsdk("export", run, "--sft", tmp_path / "sft.jsonl", "--dpo", tmp_path / "dpo.jsonl")
     build = Path(__file__).parents[1] / "tokens" / "vllm" / "build_tiny_model.py"
     subprocess.run([sys.executable, str(build), str(tmp_path / "model")], check=True, capture_output=True)
-    arguments = [str(tmp_path / each) for each in ("model", "sft.jsonl", "dpo.jsonl", "output")]
+    arguments = [str(tmp_path / name) for name in ("model", "sft.jsonl", "dpo.jsonl", "output")]
     trained = subprocess.run(
         [sys.executable, "-c", TRAIN, *arguments],
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
@@ -181,8 +181,9 @@ def test_a_missing_extra_is_named_before_anything_is_played(
     gymsdk: Command, run: Path, monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
     package = {"otel": "opentelemetry"}.get(service, service)
-    for name in [each for each in sys.modules if each.split(".")[0] == package or each.startswith("gymsdk.exporters.")]:
-        monkeypatch.delitem(sys.modules, name)
+    for name in list(sys.modules):
+        if name.split(".")[0] == package or name.startswith("gymsdk.exporters."):
+            monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     message = f"install it: pip install 'gymsdk[{service}]'"
     for command in (["export", run, service], ["rollout", "sums", "--export", service, "--output", "new"]):

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.conftest import Command, Start
+from cli.conftest import Command, StartServer
 
 GOLD = 10**23 + 1
 """No float holds this number: the nearest float is 10**23 - 8388608."""
@@ -106,11 +106,11 @@ def test_a_run_in_process_is_written_resumed_and_verified_again(gymsdk: Command,
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.slow
-def test_served_rows_have_the_rewards_of_rows_in_process(gymsdk: Command, start: Start, workdir: Path) -> None:
+def test_served_rows_have_the_rewards_of_rows_in_process(
+    gymsdk: Command, start_server: StartServer, workdir: Path
+) -> None:
     gymsdk("tasks", "large", "-o", "rows.jsonl")
-    process = start("serve", "large", "--port", 0, "--json")
-    assert process.stdout is not None
-    output = json.loads(process.stdout.readline())
+    _, output = start_server("serve", "large")
     assert gymsdk("rollout", "--head", output["head"], "--tasks", "rows.jsonl", "-o", "out").code == 0
     check_rollouts(workdir / "out" / "rollouts.jsonl")
     row = read_lines(workdir / "rows.jsonl")[0]
@@ -126,6 +126,6 @@ def test_served_rows_have_the_rewards_of_rows_in_process(gymsdk: Command, start:
         sessionless = client.post("/verify", json={**row, "response": {"output": items}}).json()
         long = client.post("/verify", content=b'{"gold": %s}' % (b"1" * 5_000_000))
     assert response.json() == {"number": GOLD}
-    assert [each["reward"] for each in (verdict, sessionless)] == [1.0, 1.0]
-    assert [each["gold"] for each in (verdict, sessionless)] == [GOLD, GOLD]
+    assert [answer["reward"] for answer in (verdict, sessionless)] == [1.0, 1.0]
+    assert [answer["gold"] for answer in (verdict, sessionless)] == [GOLD, GOLD]
     assert (long.status_code, "5,000,000 digits" in long.text) == (422, True)

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,11 +49,3 @@ def test_listing_imports_no_environment(start: Start, tmp_path: Path) -> None:
     (tmp_path / "site" / "env_sums.py").write_text("raise SystemExit('imported')\n")
     out, err = start("list").communicate(timeout=30)
     assert (out, err) == ("sums  env_sums 1.0  Made.\n", "")
-
-
-@pytest.mark.slow
-def test_the_command_line_starts_without_heavy_imports() -> None:
-    heavy = {"rich", "aiohttp", "matplotlib", "openai", "sympy", "numpy", "gymnasium", "pebble", "fastapi"}
-    code = f"import gymsdk.cli, sys; print(sorted({heavy} & sys.modules.keys()))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert result.stdout == "[]\n"

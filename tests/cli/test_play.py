@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,35 +51,11 @@ def test_a_person_plays_by_typing(start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_a_person_calls_tools(start: Start, installed: Callable[..., Path]) -> None:
-    installed("finding", TOOLS)
-    typed = '/tools\n/nonsense\n\n/call find {"what": "it"}\ndone'
-    code, out = _play_typed(start, "finding", text=typed)
-    assert "  find: Find something.\n    what: " in out
-    assert out.count("`/quit` ends") == 2
-    assert "output found it\n" in out
-    assert "reward 1 (ended: done; 2 turns" in out
-    assert code == 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("text", ["/quit\n", ""])
 def test_a_person_can_quit(start: Start, text: str) -> None:
     code, out = _play_typed(start, "sums", text=text)
     assert out.endswith("failed in model (person_left): the person at the terminal quit the episode\n")
     assert code == 1
-
-
-@pytest.mark.slow
-def test_a_person_can_interrupt(start: Start) -> None:
-    process = start("play", "sums")
-    assert process.stdout is not None
-    while "user: " not in process.stdout.readline():
-        pass
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "Traceback" not in err
 
 
 def test_a_model_plays_and_its_messages_are_shown(gymsdk: Command) -> None:

@@ -160,7 +160,7 @@ async def test_offloaded_functions_run_on_an_executor_of_another_distribution(mo
 
 @pytest.mark.usefixtures("acme")
 def test_all_groups_are_listed_with_their_distributions(gymsdk: Command) -> None:
-    listed = {(each["group"], each["name"]): each for each in json.loads(gymsdk("list", "--plugins", "--json").out)}
+    listed = {(entry["group"], entry["name"]): entry for entry in json.loads(gymsdk("list", "--plugins", "--json").out)}
     assert {group for group, _ in listed} == {
         "gymsdk.environments",
         "gymsdk.executors",

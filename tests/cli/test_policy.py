@@ -6,33 +6,23 @@ import json
 import re
 import signal
 import socket
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import httpx
 import pytest
 
-from .conftest import Command
+from .conftest import Command, Start, StartServer
 
-Start: TypeAlias = "Callable[..., subprocess.Popen[str]]"
 SUM = {"messages": [{"role": "user", "content": "What is 40 + 2?"}]}
-
-
-def start_policy(start: Start, *arguments: object) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-    process = start("policy", "serve", *arguments, "--port", 0, "--json")
-    line = process.stdout.readline()
-    assert line, process.stderr.read()
-    return process, json.loads(line)
 
 
 def request_reply(url: str, body: dict[str, Any] | None = None) -> Any:
     return httpx.post(f"{url}/chat/completions", json=body or SUM).json()["choices"][0]["message"]["content"]
 
 
-def test_json_prints_one_line_and_a_signal_stops_the_endpoint(start: Start) -> None:
-    process, output = start_policy(start, "echo", "--name", "parrot")
+def test_json_prints_one_line_and_a_signal_stops_the_endpoint(start_server: StartServer) -> None:
+    process, output = start_server("policy", "serve", "echo", "--name", "parrot")
     assert (output["pid"], output["model"]) == (process.pid, "parrot")
     assert request_reply(output["url"]) == "What is 40 + 2?"
     process.send_signal(signal.SIGINT)
@@ -54,10 +44,10 @@ def test_text_output_suggests_commands_and_a_script_file_answers(start: Start, w
 
 @pytest.mark.slow
 def test_the_oracle_plays_the_tasks_of_several_environments_and_says_which_it_knows(
-    start: Start, gymsdk: Command, workdir: Path
+    start_server: StartServer, gymsdk: Command, workdir: Path
 ) -> None:
     environments = ("--env", "sums", "--env", "multineedle", "--set", "sums.digits=1", "--limit", 40)
-    _, output = start_policy(start, "oracle", *environments)
+    _, output = start_server("policy", "serve", "oracle", *environments)
     rollout = ("rollout", "sums", "--model", "vllm/policy", "--base-url", output["url"], "--output", workdir / "out")
     result = gymsdk(*rollout, "--limit", 3, "--set", "digits=1", "--json")
     assert result.code == 0, result.err
@@ -69,9 +59,9 @@ def test_the_oracle_plays_the_tasks_of_several_environments_and_says_which_it_kn
 
 @pytest.mark.slow
 def test_the_oracle_of_another_environment_stops_a_run_and_says_what_to_change(
-    start: Start, gymsdk: Command, workdir: Path
+    start_server: StartServer, gymsdk: Command, workdir: Path
 ) -> None:
-    _, output = start_policy(start, "oracle", "--env", "multineedle")
+    _, output = start_server("policy", "serve", "oracle", "--env", "multineedle")
     result = gymsdk(
         *("rollout", "sums", "--model", "endpoint/policy", "--base-url", output["url"]),
         *("--limit", 200, "--output", workdir / "out"),
@@ -85,8 +75,8 @@ def test_the_oracle_of_another_environment_stops_a_run_and_says_what_to_change(
 
 
 @pytest.mark.slow
-def test_faults_can_be_set_on_the_command_line(start: Start) -> None:
-    _, output = start_policy(start, "echo", "--context", 30, "--limited", 0.5, "--latency", "exp:0.001")
+def test_faults_can_be_set_on_the_command_line(start_server: StartServer) -> None:
+    _, output = start_server("policy", "serve", "echo", "--context", 30, "--limited", 0.5, "--latency", "exp:0.001")
     responses = [httpx.post(f"{output['url']}/chat/completions", json=SUM) for _ in range(20)]
     assert {answer.status_code for answer in responses} == {400, 429}
 

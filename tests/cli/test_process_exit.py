@@ -81,8 +81,8 @@ def test_running_threads_of_a_hook_do_not_block_the_exit(
         kind: ("rollout", "leaving", "--limit", 1, "--set", f"leaves={kind}", "-o", kind)
         for kind in ("thread", "executor", "hook")
     }
-    started = {kind: start(*each) for kind, each in arguments.items()}
-    errors = {kind: _finish(each, workdir / kind) for kind, each in started.items()}
+    started = {kind: start(*words) for kind, words in arguments.items()}
+    errors = {kind: _finish(process, workdir / kind) for kind, process in started.items()}
     assert "thread 'uploader' (env_leaving.py:" in errors["thread"]
     assert "(env_leaving.py:" in errors["executor"]
     assert "is still running; the process exits without it" in errors["executor"]

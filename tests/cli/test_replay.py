@@ -18,12 +18,6 @@ from .conftest import Command
 Line = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the indexes of a test in a separate folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "played"
@@ -66,7 +60,7 @@ def test_every_rollout_is_equal_to_the_stored_one(gymsdk: Command, run: Path) ->
     assert done.code == 0, done.err
     results = json.loads(done.out)
     assert len(results) == 60
-    assert all(each["equal"] and each["reward"] == each["stored_reward"] for each in results)
+    assert all(result["equal"] and result["reward"] == result["stored_reward"] for result in results)
     # The episodes that a budget ended are among them.
     assert {line["gymsdk"]["ended"] for line in read(run)} == {"done", "turns"}
 

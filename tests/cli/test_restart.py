@@ -68,11 +68,11 @@ async def test_instances_with_equal_process_ids_restart_one_by_one() -> None:
         AsyncExitStack() as stack,
     ):
         supervised = [SupervisedServer(head_url, name, port) for name in ("s", "t")]
-        for each in supervised:
-            await stack.enter_async_context(each.run())
+        for server in supervised:
+            await stack.enter_async_context(server.run())
         command = [sys.executable, "-m", "gymsdk", "restart", "lamp", "--head", head_url]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=os.environ)
         output, _ = await process.communicate()
-        pids = [each["pid"] for each in (await fetch_nodes(head_url))["instances"]]
+        pids = [instance["pid"] for instance in (await fetch_nodes(head_url))["instances"]]
     assert (process.returncode, b"lamp restarted; " in output) == (0, True)
-    assert (pids, [each.instances_at_restart for each in supervised]) == ([8, 8], [[2], [2]])
+    assert (pids, [server.instances_at_restart for server in supervised]) == ([8, 8], [[2], [2]])

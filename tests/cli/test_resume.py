@@ -57,7 +57,7 @@ def test_a_resume_with_another_grader_is_refused_and_force_notes_it(
     code, err = run("--resume", "--force")
     assert (code, f"--force: {difference}" in err) == (0, True)
     resumed = json.loads((workdir / "out/run.json").read_bytes())["resumed"]
-    assert [each.get("forced") for each in resumed] == [[difference]]
+    assert [resume.get("forced") for resume in resumed] == [[difference]]
     rewards = [json.loads(line)["reward"] for line in (workdir / "out/rollouts.jsonl").read_text().splitlines()]
     assert sorted(rewards) == [1.0, 1.0, 8.0, 8.0]
 
@@ -67,7 +67,7 @@ def test_a_resume_names_the_line_and_changes_nothing(start: Start, workdir: Path
     assert start("rollout", "sums", "--limit", 12, "-o", "out").wait(60) == 0
     path = workdir / "out/rollouts.jsonl"
     path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(keepends=True)[4])
-    before = {each.name: each.read_bytes() for each in (workdir / "out").iterdir()}
+    before = {file.name: file.read_bytes() for file in (workdir / "out").iterdir()}
     process = start("rollout", "sums", "--limit", 12, "-o", "out", "--resume")
     assert (process.wait(60), "out/rollouts.jsonl:13: the line repeats task" in process.communicate()[1]) == (2, True)
-    assert {each.name: each.read_bytes() for each in (workdir / "out").iterdir()} == before
+    assert {file.name: file.read_bytes() for file in (workdir / "out").iterdir()} == before

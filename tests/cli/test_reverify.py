@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cli.conftest import Command, Start
+from cli.conftest import Command, StartServer
 
 
 @pytest.fixture
@@ -14,19 +13,6 @@ def played(gymsdk: Command, workdir: Path) -> Path:
     """Return the folder of a run with four rollouts, some of them wrong."""
     assert gymsdk("rollout", "sums", "--limit", 2, "-k", 2, "--model", "scripted/oracle:0.5", "-o", "out").code == 0
     return workdir / "out"
-
-
-@pytest.fixture
-def head(start: Start) -> Callable[..., str]:
-    """Return a function that serves `sums` in a separate process and returns the URL of its head."""
-
-    def start_head(*arguments: object) -> str:
-        process = start("serve", "sums", "--port", 0, "--json", *arguments)
-        assert process.stdout is not None
-        address: str = json.loads(process.stdout.readline())["head"]
-        return address
-
-    return start_head
 
 
 def _edit_reward(folder: Path) -> None:
@@ -87,7 +73,7 @@ def test_the_stored_run_is_never_overwritten(gymsdk: Command, played: Path) -> N
 @pytest.mark.parametrize("agent", ["sums", "sums_simple_agent"])
 def test_agent_option_applies_to_rollouts_without_an_agent(gymsdk: Command, played: Path, agent: str) -> None:
     lines = [json.loads(line) for line in (played / "rollouts.jsonl").read_text().splitlines()]
-    bare = [{key: each for key, each in line.items() if key not in {"agent_ref", "gymsdk"}} for line in lines]
+    bare = [{key: value for key, value in line.items() if key not in {"agent_ref", "gymsdk"}} for line in lines]
     (played.parent / "bare.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in bare))
     refused = gymsdk("reverify", "bare.jsonl")
     assert (refused.code, "--agent" in refused.err) == (2, True)
@@ -98,18 +84,18 @@ def test_agent_option_applies_to_rollouts_without_an_agent(gymsdk: Command, play
 
 
 @pytest.mark.slow
-def test_running_servers_give_the_same_rewards(gymsdk: Command, played: Path, head: Callable[..., str]) -> None:
+def test_running_servers_give_the_same_rewards(gymsdk: Command, played: Path, start_server: StartServer) -> None:
     _edit_reward(played)
     local = json.loads(gymsdk("reverify", "out", "--json").out)
-    remote = json.loads(gymsdk("reverify", "out", "--json", "--head", head()).out)
+    remote = json.loads(gymsdk("reverify", "out", "--json", "--head", start_server("serve", "sums")[1]["head"]).out)
     assert remote == local
     assert len(remote["changed"]) == 1
 
 
 @pytest.mark.slow
-def test_a_run_by_servers_prints_the_same_table_as_one_in_process(gymsdk: Command, head: Callable[..., str]) -> None:
+def test_a_run_by_servers_prints_the_same_table_as_one_in_process(gymsdk: Command, start_server: StartServer) -> None:
     gymsdk("tasks", "sums", "-n", 5, "--split", "train", "-o", "rows.jsonl")
-    address = head("--model", "scripted/oracle:0.5")
+    address = start_server("serve", "sums", "--model", "scripted/oracle:0.5")[1]["head"]
     remote = gymsdk("rollout", "--head", address, "--tasks", "rows.jsonl", "-o", "there")
     local = gymsdk("rollout", "sums", "--tasks", "rows.jsonl", "--model", "scripted/oracle:0.5", "-o", "here")
     assert remote.code == 0

@@ -10,28 +10,20 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import httpx
 import pytest
-import yaml
 
-Start: TypeAlias = "Callable[..., subprocess.Popen[str]]"
-Serve: TypeAlias = "Callable[..., tuple[subprocess.Popen[str], dict[str, Any]]]"
+from cli.conftest import Start, StartServer
 
 
 @pytest.fixture
-def serve(start: Start) -> Serve:
+def serve(start_server: StartServer) -> StartServer:
     """Return a function that starts `gymsdk serve` on free ports and returns the process and its JSON line."""
-
-    def start_server(*arguments: object) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-        process = start("serve", *arguments, *([] if "--port" in arguments else ["--port", 0]), "--json")
-        line = process.stdout.readline()
-        assert line, process.stderr.read()
-        return process, json.loads(line)
-
-    return start_server
+    return partial(start_server, "serve")
 
 
 def row(question: str = "What is 40 + 2?", response: int = 42) -> dict[str, Any]:
@@ -42,7 +34,9 @@ def get_agent_url(output: dict[str, Any]) -> str:
     return str(output["servers"]["sums_simple_agent"]["url"])
 
 
-def test_json_prints_one_line_when_all_servers_are_ready_and_the_oracle_plays(serve: Serve, tmp_path: Path) -> None:
+def test_json_prints_one_line_when_all_servers_are_ready_and_the_oracle_plays(
+    serve: StartServer, tmp_path: Path
+) -> None:
     notes = tmp_path / "notes.txt"
     process, output = serve("sums", f"sums.notes={notes}", "--set", "pause=0")
     assert httpx.get(f"{output['head']}/readyz").json() == {"status": "ok"}
@@ -56,21 +50,6 @@ def test_json_prints_one_line_when_all_servers_are_ready_and_the_oracle_plays(se
     assert httpx.post(f"{get_agent_url(output)}/run", json=row()).json()["reward"] == 1.0
     # An override and --set reach the environment.
     assert notes.read_text().startswith("opened")
-
-
-@pytest.mark.slow
-def test_a_key_in_a_model_address_is_redacted(serve: Serve) -> None:
-    _, output = serve("sums", "--model", "endpoint/x@http://127.0.0.1:9/v1?key=hush")
-    assert output["model"] == "endpoint/x@http://127.0.0.1:9/v1"
-    assert "hush" not in httpx.get(f"{output['head']}/global_config_dict_yaml").text
-
-
-@pytest.mark.slow
-def test_the_model_option_chooses_the_model(serve: Serve) -> None:
-    _, output = serve("sums", "--model", "scripted/null")
-    assert httpx.post(f"{get_agent_url(output)}/run", json=row()).json()["reward"] == 0.0
-    config = yaml.safe_load(httpx.get(f"{output['head']}/global_config_dict_yaml").json())
-    assert config["policy_model_name"] == "scripted/null"
 
 
 NEMO_GYM_FILE = """\
@@ -90,7 +69,7 @@ sums_simple_agent:
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("scripted/oracle",), ("vllm/x", "--base-url", "http://127.0.0.1:9/v1")])
 def test_a_file_without_a_model_is_served_with_the_model_option(
-    serve: Serve, workdir: Path, arguments: tuple[str, ...]
+    serve: StartServer, workdir: Path, arguments: tuple[str, ...]
 ) -> None:
     (workdir / "sums.yaml").write_text(NEMO_GYM_FILE)
     _, output = serve("--config", "sums.yaml", "--model", *arguments)
@@ -101,7 +80,7 @@ def test_a_file_without_a_model_is_served_with_the_model_option(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("--set", "key=s3cr3t"), ("sums.key=s3cr3t",)])
-def test_a_secret_setting_is_redacted(serve: Serve, arguments: tuple[str, ...]) -> None:
+def test_a_secret_setting_is_redacted(serve: StartServer, arguments: tuple[str, ...]) -> None:
     _, output = serve("sums", *arguments)
     responses = [httpx.get(f"{output['head']}/{path}").text for path in ("global_config_dict_yaml", "server_instances")]
     assert "s3cr3t" not in "".join([json.dumps(output), *responses])
@@ -109,7 +88,7 @@ def test_a_secret_setting_is_redacted(serve: Serve, arguments: tuple[str, ...]) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_server_with_exit_code_0(serve: Serve, number: signal.Signals) -> None:
+def test_a_signal_stops_the_server_with_exit_code_0(serve: StartServer, number: signal.Signals) -> None:
     process, output = serve("sums")
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
@@ -119,7 +98,7 @@ def test_a_signal_stops_the_server_with_exit_code_0(serve: Serve, number: signal
 
 
 @pytest.mark.slow
-def test_running_episodes_are_reported_and_closed_on_exit(serve: Serve, tmp_path: Path) -> None:
+def test_running_episodes_are_reported_and_closed_on_exit(serve: StartServer, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     process, output = serve("sums", "--set", "pause=60", "--set", f"notes={notes}")
     responses: list[httpx.Response] = []
@@ -132,13 +111,13 @@ def test_running_episodes_are_reported_and_closed_on_exit(serve: Serve, tmp_path
     _, err = process.communicate(timeout=30)
     request.join(5)
     assert process.returncode == 0
-    assert [(each.status_code, "reward" in each.json()) for each in responses] == [(503, False)]
+    assert [(response.status_code, "reward" in response.json()) for response in responses] == [(503, False)]
     assert notes.read_text() == "opened\nclosed\n"
     assert "Traceback" not in err
 
 
 @pytest.mark.slow
-def test_a_second_signal_exits_immediately(serve: Serve, tmp_path: Path) -> None:
+def test_a_second_signal_exits_immediately(serve: StartServer, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     process, output = serve("sums", "--set", "hangs=true", "--set", f"notes={notes}")
     request = threading.Thread(target=_expect_disconnect, args=(f"{get_agent_url(output)}/run",))
@@ -163,9 +142,9 @@ def wait_for_file(path: Path, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-def test_after_a_kill_its_ports_are_free_at_once(serve: Serve, start: Start) -> None:
+def test_after_a_kill_its_ports_are_free_at_once(serve: StartServer, start: Start) -> None:
     process, output = serve("math")
-    urls = {name: each["url"] for name, each in output["servers"].items()}
+    urls = {name: server["url"] for name, server in output["servers"].items()}
     body = {**row(), "expected_answer": "42", "question": ""}
     with httpx.Client() as connection:
         assert connection.post(f"{urls['math_simple_agent']}/run", json=body, timeout=60).status_code == 200
@@ -202,12 +181,15 @@ def test_text_output_lists_servers_and_the_model(start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_an_unreachable_engine_is_reported_after_start(start: Start) -> None:
-    process = start("serve", "sums", "--port", 0, "--model", "vllm/x", "--base-url", "http://127.0.0.1:9/v1", "--json")
-    assert json.loads(process.stdout.readline())["model"] == "vllm/x"
+def test_an_unreachable_engine_is_reported_after_start_and_the_key_in_its_address_is_redacted(
+    serve: StartServer,
+) -> None:
+    process, output = serve("sums", "--model", "vllm/x@http://127.0.0.1:9/v1?key=hush")
+    assert output["model"] == "vllm/x@http://127.0.0.1:9/v1"
     assert process.stderr.readline() == (
         "the model's server at 127.0.0.1:9 does not answer yet: nothing listens there; is the server running?\n"
     )
+    assert "hush" not in httpx.get(f"{output['head']}/global_config_dict_yaml").text
 
 
 @pytest.mark.slow
@@ -223,7 +205,7 @@ def test_the_suggested_commands_work_unchanged(start: Start, name: str) -> None:
     )
     responses = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(responses) > 3
-    assert [each["reward"] for each in responses[-2:]] == [1.0, 1.0]
+    assert [response["reward"] for response in responses[-2:]] == [1.0, 1.0]
 
 
 @pytest.fixture
@@ -237,7 +219,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_killed_separate_servers_receive_overrides_and_leave_no_temporary_folder(
-    serve: Serve, scratch: Path, tmp_path: Path
+    serve: StartServer, scratch: Path, tmp_path: Path
 ) -> None:
     process, output = serve("sums", f"sums.notes={tmp_path / 'notes'}", "--separate")
     httpx.post(f"{get_agent_url(output)}/run", json=row(), timeout=60)
@@ -275,11 +257,11 @@ def test_the_files_of_suggested_commands_are_removed_by_the_next_start_after_a_k
 
 
 @pytest.mark.slow
-def test_env_yaml_of_the_folder_applies_to_a_named_environment(serve: Serve, workdir: Path) -> None:
+def test_env_yaml_of_the_folder_applies_to_a_named_environment(serve: StartServer, workdir: Path) -> None:
     (workdir / "token.txt").write_text("0123456789abcdef" * 2)
     (workdir / "env.yaml").write_text("token_file: token.txt\ndefault_host: 127.0.0.2\nsomebody_elses: 1\n")
-    for each in ("token.txt", "env.yaml"):
-        (workdir / each).chmod(0o600)
+    for name in ("token.txt", "env.yaml"):
+        (workdir / name).chmod(0o600)
     process, output = serve("sums")
     assert output["head"].startswith("http://127.0.0.2:")
     assert httpx.get(f"{output['head']}/server_instances").status_code == 401

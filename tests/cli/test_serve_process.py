@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
 import httpx
 import pytest
 
-Start: TypeAlias = Callable[..., subprocess.Popen[str]]
+from cli.conftest import Start, StartServer
 
 FILE = "head_server: {port: 1}\nsums:\n  resources_servers:\n    sums:\n"
 
 
 @pytest.mark.slow
-def test_a_new_process_logs_each_request(start: Start, workdir: Path) -> None:
-    process = start("serve", "sums", "--port", 0, "--json", "--log-level", "info", "--log-dir", "logs")
-    output = json.loads(process.stdout.readline())
+def test_a_new_process_logs_each_request(start_server: StartServer, workdir: Path) -> None:
+    process, output = start_server("serve", "sums", "--log-level", "info", "--log-dir", "logs")
     row = {"responses_create_params": {"input": [{"role": "user", "content": "What is 1 + 2?"}]}, "answer": 3}
     sent = row | {"_ng_rollout_id": "look-here"}
     assert httpx.post(f"{output['servers']['sums_simple_agent']['url']}/run", json=sent).status_code == 200
@@ -34,10 +29,9 @@ def test_a_new_process_logs_each_request(start: Start, workdir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_port_option_overrides_the_file(start: Start, workdir: Path) -> None:
+def test_the_port_option_overrides_the_file(start_server: StartServer, workdir: Path) -> None:
     (workdir / "a.yaml").write_text(FILE)
-    process = start("serve", "--config", "a.yaml", "--port", 0, "--json")
-    assert httpx.URL(json.loads(process.stdout.readline())["head"]).port != 1
+    assert httpx.URL(start_server("serve", "--config", "a.yaml", "--port", 0)[1]["head"]).port != 1
 
 
 @pytest.mark.slow
@@ -61,7 +55,7 @@ def test_a_head_that_does_not_answer_is_named_without_an_option_that_does_not_ex
 
 
 @pytest.mark.slow
-def test_file_names_that_are_not_utf_8_reach_separate_servers(start: Start, workdir: Path) -> None:
+def test_file_names_that_are_not_utf_8_reach_separate_servers(start_server: StartServer, workdir: Path) -> None:
     ending = os.fsdecode(b"-caf\xe9")
     config, token, logs = workdir / f"config{ending}.yaml", workdir / f"token{ending}", workdir / f"logs{ending}"
     try:
@@ -71,12 +65,10 @@ def test_file_names_that_are_not_utf_8_reach_separate_servers(start: Start, work
     token.write_text("0123456789abcdef" * 2)
     token.chmod(0o600)
     files = ("--config", config, "--token-file", token, "--log-dir", logs)
-    process = start("serve", *files, "--separate", "--port", 0, "--json", "--log-level", "info")
-    line = process.stdout.readline()
-    assert line, process.stderr.read()
-    url = f"{json.loads(line)['servers']['sums']['url']}/openapi.json"
+    process, ready = start_server("serve", *files, "--separate", "--log-level", "info")
+    url = f"{ready['servers']['sums']['url']}/openapi.json"
     headers = {"Authorization": f"Bearer {token.read_text()}"}
-    assert [httpx.get(url, headers=each).status_code for each in ({}, headers)] == [401, 200]
+    assert [httpx.get(url, headers=given).status_code for given in ({}, headers)] == [401, 200]
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert " 200 in " in (logs / "sums.log").read_text()

@@ -18,10 +18,10 @@ def test_a_process_that_continues_after_a_stop_stays_alive() -> None:
     with pytest.raises(Stopped) as caught:
         run_until_signal(work())
     assert caught.value.code == 128 + signal.SIGINT
-    timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
-    for each in timers:
-        each.join(5)
-    assert not any(each.is_alive() for each in timers)
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    for timer in timers:
+        timer.join(5)
+    assert not any(timer.is_alive() for timer in timers)
 
 
 def test_a_cancellation_without_a_signal_is_not_a_stop() -> None:

@@ -6,13 +6,13 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from checks.lying_engine import serve_lying_proxy
 
+from cli.conftest import StartServer
 from gymsdk.checks.tokens import check_tokens
 from gymsdk.cli.tokens import _format_report
 from gymsdk.models.registry import model
@@ -24,49 +24,19 @@ from gymsdk.testing.templates import TEMPLATES, TemplateTokenizer
 from gymsdk.types import Row
 
 
-@contextmanager
-def serve_policy(*flags: str) -> Iterator[str]:
-    """Serve the oracle of `tool_call` in another process, and yield its base URL."""
-    command = [
-        sys.executable,
-        "-m",
-        "gymsdk",
-        "policy",
-        "serve",
-        "oracle",
-        "--env",
-        "tool_call",
-        "--port",
-        "0",
-        "--json",
-    ]
-    process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdout is not None
-    try:
-        yield json.loads(process.stdout.readline())["url"]
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+@pytest.fixture
+def serve_policy(start_server: StartServer) -> Callable[..., str]:
+    """Return a function that serves the oracle of `tool_call` in another process, and returns its base URL."""
+
+    def serve(*flags: str) -> str:
+        return str(start_server("policy", "serve", "oracle", "--env", "tool_call", *flags)[1]["url"])
+
+    return serve
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gymsdk", "tokens", "check", "tool_call", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-
-
-@contextmanager
-def serve_environment(url: str, *flags: str) -> Iterator[str]:
-    """Serve `tool_call` with the model at *url* and token ids, and yield the URL of the head."""
-    command = [sys.executable, "-m", "gymsdk", "serve", "tool_call", "--model", f"vllm/policy@{url}", "--token-ids"]
-    process = subprocess.Popen([*command, "--port", "0", "--json", *flags], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        yield json.loads(process.stdout.readline())["head"]
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
 
 
 def read_rows(count: int) -> list[Row]:
@@ -96,52 +66,56 @@ async def test_without_splits_and_with_a_template_that_keeps_everything_nothing_
 
 
 @pytest.mark.slow
-def test_a_served_model_is_checked_through_its_own_tokenizer() -> None:
-    with serve_policy("--chat-template", "qwen", "--pairs") as url:
-        result = run("--model", f"vllm/policy@{url}", "--limit", "3")
-        exact = run("--model", f"vllm/policy@{url}", "--limit", "2", "--json")
+def test_a_served_model_is_checked_through_its_own_tokenizer(serve_policy: Callable[..., str]) -> None:
+    url = serve_policy("--chat-template", "qwen", "--pairs")
+    result = run("--model", f"vllm/policy@{url}", "--limit", "3")
+    exact = run("--model", f"vllm/policy@{url}", "--limit", "2", "--json")
     assert (result.returncode, result.stderr) == (0, "")
     assert "prompts continue the sampled ids" in result.stdout
     assert "The first drift over Chat Completions: task 0, call 2 at token" in result.stdout
     assert "   (rendered again)" in result.stdout
     report = json.loads(exact.stdout)
     assert report["episodes"] == 2
-    assert all(each["continued"] and each["difference"] for each in report["continuations"])
+    assert all(prompt["continued"] and prompt["difference"] for prompt in report["continuations"])
 
 
 @pytest.mark.slow
-def test_a_prompt_that_does_not_continue_is_an_error() -> None:
-    with serve_policy("--chat-template", "qwen", "--pairs") as url:
-        result = run("--model", f"vllm/policy@{url}", "--token-interface", "chat", "--limit", "2")
+def test_a_prompt_that_does_not_continue_is_an_error(serve_policy: Callable[..., str]) -> None:
+    url = serve_policy("--chat-template", "qwen", "--pairs")
+    result = run("--model", f"vllm/policy@{url}", "--token-interface", "chat", "--limit", "2")
     assert result.returncode == 1
     assert "The first prompt that does not continue: task 0, call 2" in result.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lie", ["", "halved"])
-async def test_an_engine_that_lies_is_an_error(lie: str) -> None:
-    with serve_policy("--engine", "vllm-completions") as url:
-        async with serve_lying_proxy(url, lie) as proxy:
-            result = await asyncio.to_thread(run, "--model", f"vllm/policy@{proxy}", "--limit", "1", "--json")
+async def test_an_engine_that_lies_is_an_error(serve_policy: Callable[..., str], lie: str) -> None:
+    url = serve_policy("--engine", "vllm-completions")
+    async with serve_lying_proxy(url, lie) as proxy:
+        result = await asyncio.to_thread(run, "--model", f"vllm/policy@{proxy}", "--limit", "1", "--json")
     outcomes = {check["name"]: check["outcome"] for check in json.loads(result.stdout)["engine"]}
     assert result.returncode == (1 if lie else 0)
     assert outcomes["samples with the log-probabilities that it reports"] == ("failed" if lie else "passed")
 
 
 @pytest.mark.slow
-def test_an_engine_without_token_ids_is_refused() -> None:
-    with serve_policy("--engine", "plain") as url:
-        result = run("--model", f"vllm/policy@{url}")
+def test_an_engine_without_token_ids_is_refused(serve_policy: Callable[..., str]) -> None:
+    url = serve_policy("--engine", "plain")
+    result = run("--model", f"vllm/policy@{url}")
     assert result.returncode == 2
     assert "policy returns no token ids; training needs them; serve the model with vLLM 0.10" in result.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--separate",)], ids=["one process", "a process for each server"])
-def test_ids_pass_through_model_server_agent_and_rollout_file(flags: tuple[str, ...], tmp_path: Path) -> None:
-    with serve_policy("--chat-template", "qwen", "--pairs") as url, serve_environment(url, *flags) as head:
-        command = ["rollout", "tool_call", "--head", head, "--limit", "5", "--output", str(tmp_path / "run")]
-        subprocess.run([sys.executable, "-m", "gymsdk", *command], check=True, capture_output=True, timeout=100)
+def test_ids_pass_through_model_server_agent_and_rollout_file(
+    serve_policy: Callable[..., str], start_server: StartServer, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    url = serve_policy("--chat-template", "qwen", "--pairs")
+    served = ("serve", "tool_call", "--model", f"vllm/policy@{url}", "--token-ids", *flags)
+    head = start_server(*served)[1]["head"]
+    command = ["rollout", "tool_call", "--head", head, "--limit", "5", "--output", str(tmp_path / "run")]
+    subprocess.run([sys.executable, "-m", "gymsdk", *command], check=True, capture_output=True, timeout=100)
     lines = (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()
     assert len(lines) == 5
     continued = 0
