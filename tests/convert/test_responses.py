@@ -34,9 +34,11 @@ def test_an_answer_that_is_not_a_response_is_a_bad_answer(answer: object) -> Non
     assert caught.value.kind == "model_bad_answer"
 
 
-def test_a_failed_response_is_a_failure() -> None:
-    with pytest.raises(Failed, match="server_error") as caught:
-        responses.parse_answer({"status": "failed", "error": {"code": "server_error"}, "output": []}, {})
+@pytest.mark.parametrize("status", ["failed", "cancelled", "queued", "in_progress"])
+def test_a_failed_or_abandoned_response_is_a_failure(status: str) -> None:
+    error = {"code": "server_error"} if status == "failed" else None
+    with pytest.raises(Failed, match="server_error" if error else status) as caught:
+        responses.parse_answer({"status": status, "error": error, "output": [wire.build_message("The ans")]}, {})
     assert (caught.value.kind, caught.value.retryable) == ("model_error", True)
 
 

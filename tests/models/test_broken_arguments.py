@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 
 from gymsdk import Task, Transcript, Verdict, hookimpl, model, play, responses
+from gymsdk.convert import chat_inbound
 from gymsdk.environment import Environment
 from gymsdk.responses import Api
 from gymsdk.testing.endpoint import serve
-from gymsdk.types import Item
 
 BROKEN = {
     "cut off": '{"title": "Emm',
@@ -61,18 +61,6 @@ def find_refusal(arguments: object) -> str | None:
     return None if isinstance(value, dict) else "arguments must be an object"
 
 
-def answer_chat(body: Item, call: Item | None) -> Item:
-    message: Item = {"role": "assistant", "content": None if call else "Done."}
-    if call:
-        function = {"name": "book", "arguments": call["arguments"]}
-        message["tool_calls"] = [{"id": call["call_id"], "type": "function", "function": function}]
-    return {"model": body["model"], "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
-
-
-def answer_responses(body: Item, call: Item | None) -> Item:
-    return responses.build_response([call or responses.build_message("Done.")], model=body["model"])
-
-
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("arguments", BROKEN.values(), ids=BROKEN)
 async def test_a_policy_corrects_broken_arguments_and_is_scored(api: Api, arguments: str) -> None:
@@ -89,7 +77,8 @@ async def test_a_policy_corrects_broken_arguments_and_is_scored(api: Api, argume
             return web.json_response({"error": {"message": refusal}}, status=400)
         texts = [arguments, '{"title": "Emma"}']
         call = responses.build_function_call("book", texts[len(calls)], f"c{len(calls)}") if len(calls) < 2 else None
-        return web.json_response((answer_chat if api == "chat" else answer_responses)(body, call))
+        answer = responses.build_response([call or responses.build_message("Done.")], model=body["model"])
+        return web.json_response(chat_inbound.build_answer(answer, {}) if api == "chat" else answer)
 
     app = web.Application()
     app.router.add_post("/{path:.*}", handle)

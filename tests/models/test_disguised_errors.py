@@ -37,6 +37,8 @@ FAULTS = {
     "half an answer": ANSWERS["chat"][:40],
     "another object": '{"status": "ok"}',
     "null": "null",
+    "a list": "[]",
+    "no choice": '{"choices": []}',
     "an answer given up": '{"choices": [{"message": {"content": ""}, "finish_reason": "error"}]}',
     "an error in the choice": '{"choices": [{"message": {"content": "half"}, "error": {"message": "x", "code": 502}}]}',
     "a failed Response": '{"status": "failed", "error": {"code": "server_error", "message": "x"}, "output": []}',

@@ -73,5 +73,5 @@ async def test_no_failure_repeats_the_key_a_server_echoes(provider: str, status:
         for _ in range(3 * len(build_bodies("", 0))):
             with pytest.raises(Failed) as caught:
                 await responses.query_model(policy, {"input": "hi"}, episode=None)
-            assert "sk-" not in f"{caught.value}{caught.value!r}"
+            assert "sk-" not in f"{caught.value}{caught.value!r}{policy!r}{vars(policy)}"
     assert set(keys) == {f"Bearer {KEY}"}

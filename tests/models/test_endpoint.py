@@ -20,11 +20,11 @@ from gymsdk.testing.faults import NO_FAULT, Faults
 from gymsdk.types import Episode, Item, Model
 
 CALL = wire.build_function_call("add", '{"a":1}', "c1")
+OTHER_CALL = wire.build_function_call("add", '{"a":2}', "c2")
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
-QUICK = {"wait": 0.001}
-KEY = "sk-very-secret"
+QUICK = {"wait": 0.001, "api_key": "sk-x"}
 BOTH = pytest.mark.parametrize("api", ["chat", "responses"])
-PROVIDERS = pytest.mark.parametrize("provider", ["endpoint", "vllm"])
+PROVIDERS = pytest.mark.parametrize("provider", ["endpoint", "vllm", "openai"])
 
 
 class FixedModel:
@@ -73,44 +73,25 @@ def types(response: Item) -> list[str]:
 
 @BOTH
 @PROVIDERS
-async def test_a_response_has_every_field(provider: str, api: Api) -> None:
-    async with serve_model(FixedModel(wire.build_message("hello")), f"{provider}/stub", api=api) as policy:
-        response = await policy.respond({"input": "hi", "tools": [TOOL], "temperature": 0.5})
+async def test_a_whole_conversation_reaches_the_policy_and_its_turn_comes_back(provider: str, api: Api) -> None:
+    earlier = [wire.build_reasoning("hmm"), wire.build_message("I add."), CALL]
+    history = [{"role": "user", "content": "hi"}, *earlier, wire.build_function_call_output("c1", "3")]
+    recorder = FixedModel(*earlier, OTHER_CALL)
+    async with serve_model(recorder, f"{provider}/stub", api=api) as policy:
+        response = await policy.respond({"input": history, "tools": [TOOL], "temperature": 0.5})
     assert response.keys() >= wire.build_response([], model="").keys()
     assert (response["model"], response["status"], response["temperature"]) == ("stub", "completed", 0.5)
     assert (response["usage"]["input_tokens"], response["usage"]["total_tokens"]) == (3, 7)
-    assert response["output"][0]["content"][0]["text"] == "hello"
-
-
-@BOTH
-async def test_reasoning_text_and_parallel_calls_arrive_as_items(api: Api) -> None:
-    other = wire.build_function_call("add", '{"a":2}', "c2")
-    items = wire.build_reasoning("hmm"), wire.build_message("I add."), CALL, other
-    async with serve_model(FixedModel(*items), api=api) as policy:
-        response = await policy.respond({"input": "hi", "tools": [TOOL]})
     assert types(response) == ["reasoning", "message", "function_call", "function_call"]
-    assert [(item["call_id"], item["arguments"]) for item in response["output"][2:]] == [
-        ("c1", '{"a":1}'),
-        ("c2", '{"a":2}'),
-    ]
-
-
-@BOTH
-async def test_a_whole_conversation_reaches_the_policy(api: Api) -> None:
-    answer = wire.build_function_call_output("c1", "3")
-    history = [
-        {"role": "user", "content": "hi"},
-        wire.build_reasoning("hmm"),
-        wire.build_message("I add."),
-        CALL,
-        answer,
-    ]
-    recorder = FixedModel()
-    async with serve_model(recorder, api=api) as policy:
-        await policy.respond({"input": history, "tools": [TOOL]})
-    kinds = [item.get("type", item.get("role")) for item in recorder.requests[0]["input"]]
-    assert kinds == ["user", "reasoning", "message", "function_call", "function_call_output"]
-    assert recorder.requests[0]["tools"] == [TOOL]
+    assert response["output"][1]["content"][0]["text"] == "I add."
+    calls = [(item["call_id"], item["arguments"]) for item in response["output"][2:]]
+    assert calls == [("c1", '{"a":1}'), ("c2", '{"a":2}')]
+    [request] = recorder.requests
+    kinds = [item.get("type", item.get("role")) for item in request["input"]]
+    # A hosted model accepts no reasoning of another model.
+    reasoning = [] if provider == "openai" else ["reasoning"]
+    assert kinds == ["user", *reasoning, "message", "function_call", "function_call_output"]
+    assert request["tools"] == [TOOL]
 
 
 @pytest.mark.slow
@@ -122,26 +103,31 @@ async def test_errors_and_dropped_connections_are_retried(api: Api) -> None:
     assert all(types(call.result()) == ["message"] for call in calls)
 
 
-@pytest.mark.parametrize(("faults", "kind"), [({"errors": 1}, "model_error"), ({"cuts": 1}, "model_unreachable")])
-async def test_a_model_that_keeps_failing_is_a_retryable_failure(faults: dict[str, float], kind: str) -> None:
-    async with serve_model(FixedModel(), faults=Faults.model_validate(faults)) as policy:
-        with pytest.raises(Failed) as caught:
+@PROVIDERS
+@pytest.mark.parametrize(
+    ("faults", "options", "kind", "message"),
+    [
+        (Faults(errors=1), {"retries": 1}, "model_error", r"127\.0\.0\.1"),
+        (Faults(cuts=1), {"retries": 1}, "model_unreachable", r"127\.0\.0\.1"),
+        # The time includes that of the retries.
+        (Faults(latency=10), {"retries": 50, "timeout": 0.05}, "model_timeout", r"within 0\.05 s"),
+    ],
+)
+async def test_a_model_that_keeps_failing_or_is_slow_is_a_retryable_failure(
+    provider: str, faults: Faults, options: dict[str, object], kind: str, message: str
+) -> None:
+    async with serve_model(FixedModel(), f"{provider}/stub", faults, **options) as policy:
+        with pytest.raises(Failed, match=message) as caught:
             await policy.respond({"input": "hi"})
     assert (caught.value.kind, caught.value.retryable) == (kind, True)
 
 
-async def test_a_slow_model_is_a_timeout() -> None:
-    async with serve_model(FixedModel(), faults=Faults(latency=10), timeout=0.05) as policy:
-        with pytest.raises(Failed, match=r"within 0\.05 s") as caught:
-            await policy.respond({"input": "hi"})
-    assert caught.value.kind == "model_timeout"
-
-
 @BOTH
-async def test_a_prompt_that_exceeds_the_context_gives_an_incomplete_response(api: Api) -> None:
+@PROVIDERS
+async def test_a_prompt_that_exceeds_the_context_gives_an_incomplete_response(provider: str, api: Api) -> None:
     message = "The input (61709 tokens) is longer than the model's context length (40960 tokens)."
     async with serve_answers((400, {"error": {"message": message}})) as (url, bodies):
-        response = await model("vllm/m", base_url=url, api=api).respond({"input": "hi"})
+        response = await model(f"{provider}/m", base_url=url, api_key="k", api=api).respond({"input": "hi"})
     assert (response["status"], response["output"], len(bodies)) == ("incomplete", [], 1)
     assert response["incomplete_details"]["reason"] == "max_output_tokens"
     assert message[:20] in response["incomplete_details"]["message"]
@@ -178,14 +164,13 @@ async def test_a_context_overflow_of_llama_server_is_detected_with_any_status() 
     assert (response["status"], len(bodies)) == ("incomplete", 1)
 
 
-@BOTH
 @PROVIDERS
-async def test_a_rejection_that_repeats_the_prompt_is_not_mistaken_for_an_overflow(provider: str, api: Api) -> None:
+async def test_a_rejection_that_repeats_the_prompt_is_not_mistaken_for_an_overflow(provider: str) -> None:
     prompt = "What is a context window?"
     detail = [{"type": "missing", "loc": ["body", "tools"], "msg": "Field required", "input": {"prompt": prompt}}]
     async with serve_answers((422, {"detail": detail})) as (url, _):
         with pytest.raises(Failed, match="answered 422") as caught:
-            await model(f"{provider}/m", base_url=url, api=api).respond({"input": prompt})
+            await model(f"{provider}/m", base_url=url, api_key="k").respond({"input": prompt})
     assert (caught.value.kind, caught.value.retryable) == ("model_refused", False)
 
 
@@ -196,9 +181,9 @@ async def test_a_rate_limit_returns_retry_after() -> None:
     application = web.Application()
     application.router.add_post("/{path:.*}", handle)
     async with serve(application) as url:
-        for name, options in {"endpoint/m": QUICK, "openai/m": {"api_key": KEY, "retries": 0}}.items():
+        for name in ("endpoint/m", "openai/m"):
             with pytest.raises(Failed) as caught:
-                await model(name, base_url=url, timeout=60, **options).respond({"input": "hi"})
+                await model(name, base_url=url, timeout=60, api_key="k", retries=0).respond({"input": "hi"})
             assert (caught.value.kind, caught.value.retry_after) == ("model_rate_limited", 3600.0)
 
 
@@ -207,24 +192,6 @@ async def test_a_rejection_is_final_and_gives_the_reason() -> None:
         with pytest.raises(Failed, match=r"answered 404: .*no model 'm'.*check the base URL") as caught:
             await model("endpoint/m", base_url=url).respond({"input": "hi"})
     assert (caught.value.kind, caught.value.retryable, len(bodies)) == ("model_not_found", False, 1)
-
-
-async def test_the_key_is_sent_and_never_shown() -> None:
-    async with serve_answers((401, {"error": {"message": f"wrong key {KEY}"}})) as (url, bodies):
-        policy = model("endpoint/m", base_url=url, api_key=KEY)
-        with pytest.raises(Failed) as caught:
-            await policy.respond({"input": "hi"})
-    assert bodies[0]["key"] == f"Bearer {KEY}"
-    assert KEY not in f"{caught.value}{caught.value!r}{policy!r}{vars(policy)}"
-
-
-@pytest.mark.parametrize("answer", [{}, [], {"choices": []}, {"error": {"message": "overloaded"}}])
-@BOTH
-async def test_a_response_of_another_shape_is_a_bad_answer(answer: object, api: Api) -> None:
-    async with serve_answers((200, answer)) as (url, _):
-        with pytest.raises(Failed) as caught:
-            await model("endpoint/m", base_url=url, api=api, retries=0).respond({"input": "hi"})
-    assert caught.value.kind == "model_bad_answer"
 
 
 @pytest.mark.parametrize(
@@ -258,20 +225,8 @@ async def test_reasoning_is_sent_back_in_the_configured_form() -> None:
     assert bodies[0]["messages"] == [{"role": "assistant", "content": "<think>\nhmm\n</think>\n\n4"}]
 
 
-async def test_token_ids_are_on_the_last_item_and_are_sent_back_with_the_history() -> None:
-    tokens = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
-    message = {"role": "assistant", "content": "4", "reasoning_content": "hmm"}
-    async with serve_answers((200, completion(message | tokens))) as (url, bodies):
-        policy = model("vllm/m", base_url=url)
-        first = await policy.respond({"input": "2+2"})
-        await policy.respond({"input": [{"role": "user", "content": "2+2"}, *first["output"]]})
-    assert {key: first["output"][-1][key] for key in tokens} == tokens
-    assert {key: bodies[1]["messages"][1][key] for key in tokens} == tokens
-
-
-@BOTH
-async def test_two_hundred_concurrent_calls_succeed(api: Api) -> None:
-    async with serve_model(FixedModel(), faults=Faults(latency=0.05), api=api) as policy, asyncio.TaskGroup() as group:
+async def test_two_hundred_concurrent_calls_succeed() -> None:
+    async with serve_model(FixedModel(), faults=Faults(latency=0.05)) as policy, asyncio.TaskGroup() as group:
         calls = [group.create_task(policy.respond({"input": "hi"})) for _ in range(200)]
     assert len({call.result()["id"] for call in calls}) == 200
 
@@ -295,16 +250,6 @@ async def test_sampling_in_extra_body_is_not_overridden() -> None:
         await policy.respond({"input": "hi", "metadata": {"extra_body": '{"temperature": 0.7}'}})
     assert [(body["temperature"], body.get("top_p")) for body in bodies] == [(0.3, 0.5), (0.7, None)]
     assert (first.get("temperature"), first["top_p"]) == (None, 0.5)
-
-
-@pytest.mark.parametrize("status", ["cancelled", "queued", "in_progress", "failed"])
-async def test_an_abandoned_response_is_a_failure(status: str) -> None:
-    answer = {"object": "response", "status": status, "output": [wire.build_message("The ans")]}
-    async with serve_answers((200, answer)) as (url, _):
-        policy = model("vllm/m", base_url=url, api="responses", retries=0)
-        with pytest.raises(Failed) as caught:
-            await policy.respond({"input": "hi"})
-    assert (caught.value.kind, caught.value.retryable) == ("model_error", True)
 
 
 async def test_half_a_surrogate_pair_is_read() -> None:

@@ -56,17 +56,12 @@ def test_a_model_can_be_used_in_one_event_loop_after_another():
     asyncio.run(twice())
 
 
-async def test_a_failure_of_the_model_has_a_model_kind():
-    with pytest.raises(Failed) as caught:
-        await MeteredModel(build("oracle"), role="judge").respond({})
-    assert caught.value.kind == "model_no_episode"
-
-
-async def test_a_failed_call_releases_the_semaphore_and_is_not_counted():
+async def test_a_failed_call_has_a_model_kind_releases_the_semaphore_and_is_not_counted():
     metered = MeteredModel(build("oracle"), role="judge", concurrency=1)
     used: UsageByRole = {}
     with StageTimer(used, {}, "verify"):
         for _ in range(3):
-            with pytest.raises(Failed):
+            with pytest.raises(Failed) as caught:
                 await metered.respond({})
+            assert caught.value.kind == "model_no_episode"
     assert used == {}

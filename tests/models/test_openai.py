@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from models.test_endpoint import BOTH, FixedModel, serve_model
 
-from gymsdk import model, responses
+from gymsdk import model
 from gymsdk.errors import BadModelOption, Failed
-from gymsdk.responses import Api, build_usage
+from gymsdk.responses import Api
 from gymsdk.testing.endpoint import build_app, serve
-from gymsdk.testing.faults import NO_FAULT, Faults
-from gymsdk.types import Episode, Item, Model
+from gymsdk.testing.faults import Faults
+from gymsdk.types import Item, Model
 
 KEY = "sk-very-secret"
-BOTH = pytest.mark.parametrize("api", ["chat", "responses"])
 
 
 @pytest.fixture(autouse=True)
@@ -29,30 +29,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for variable in ["OPENAI_API_KEY", "OPENAI_BASE_URL", "GYMSDK_API_KEY", "GYMSDK_BASE_URL"]:
         monkeypatch.delenv(variable, raising=False)
     return tmp_path
-
-
-class FixedModel:
-    """A model that returns reasoning, a text and a call, and records the requests."""
-
-    def __init__(self) -> None:
-        self.requests: list[Item] = []
-
-    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        self.requests.append(request)
-        output = [
-            responses.build_reasoning("hmm"),
-            responses.build_message("hello"),
-            responses.build_function_call("add", "{}", "c1"),
-        ]
-        return responses.build_response(output, model="replies", usage=build_usage(3, 4), request=request)
-
-
-@asynccontextmanager
-async def serve_hosted(
-    policy: Model | None = None, faults: Faults = NO_FAULT, **options: object
-) -> AsyncIterator[Model]:
-    async with serve(build_app(policy or FixedModel(), name="gpt-5", faults=faults)) as url:
-        yield model("openai/gpt-5", base_url=url, **({"api_key": KEY} | options))
 
 
 @asynccontextmanager
@@ -69,44 +45,17 @@ async def serve_rejections(status: int, message: str) -> AsyncIterator[tuple[str
         yield url, keys
 
 
-@BOTH
-async def test_a_response_has_every_field(api: Api) -> None:
-    async with serve_hosted(api=api) as policy:
-        response = await policy.respond({"input": "hi", "temperature": 0.5})
-    assert response.keys() >= responses.build_response([], model="").keys()
-    assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call"]
-    assert (response["model"], response["usage"]["total_tokens"]) == ("gpt-5", 7)
-
-
-async def test_a_hosted_model_uses_the_responses_api_by_default_and_a_chat_model_gets_no_earlier_reasoning() -> None:
+async def test_a_hosted_model_uses_the_responses_api_by_default() -> None:
     recorder = FixedModel()
-    async with serve_hosted(recorder) as policy:
+    async with serve_model(recorder, "openai/stub") as policy:
         await policy.respond({"input": "hi", "max_output_tokens": 5, "metadata": {"extra_body": '{"seed": 1}'}})
-    async with serve_hosted(recorder, api="chat") as policy:
-        await policy.respond({"input": [responses.build_reasoning("hmm"), responses.build_message("4")]})
-    assert recorder.requests[0] == {"input": "hi", "max_output_tokens": 5, "seed": 1, "model": "gpt-5"}
-    assert [item["type"] for item in recorder.requests[1]["input"]] == ["message"]
-
-
-@pytest.mark.parametrize(("faults", "kind"), [({"errors": 1}, "model_error"), ({"cuts": 1}, "model_unreachable")])
-async def test_a_broken_provider_is_a_retryable_failure(faults: dict[str, float], kind: str) -> None:
-    async with serve_hosted(faults=Faults.model_validate(faults), retries=0) as policy:
-        with pytest.raises(Failed, match=r"127\.0\.0\.1") as caught:
-            await policy.respond({"input": "hi"})
-    assert (caught.value.kind, caught.value.retryable) == (kind, True)
+    assert recorder.requests == [{"input": "hi", "max_output_tokens": 5, "seed": 1, "model": "stub"}]
 
 
 async def test_a_single_error_is_retried() -> None:
     # With this seed the first call fails and the second call succeeds.
-    async with serve_hosted(faults=Faults(errors=0.5, seed=3), retries=3) as policy:
+    async with serve_model(FixedModel(), "openai/stub", Faults(errors=0.5, seed=3), retries=3) as policy:
         assert (await policy.respond({"input": "hi"}))["status"] == "completed"
-
-
-async def test_a_slow_provider_is_a_timeout_that_includes_the_retries() -> None:
-    async with serve_hosted(faults=Faults(latency=10), timeout=0.05, retries=50) as policy:
-        with pytest.raises(Failed, match=r"within 0\.05 s") as caught:
-            await policy.respond({"input": "hi"})
-    assert (caught.value.kind, caught.value.retryable) == ("model_timeout", True)
 
 
 @pytest.mark.parametrize(
@@ -124,13 +73,6 @@ async def test_an_error_response_has_its_kind_and_not_the_key(status: int, kind:
     assert KEY not in f"{caught.value}{policy!r}{vars(policy)}{broken.value}"
 
 
-@BOTH
-async def test_a_prompt_that_exceeds_the_context_gives_an_incomplete_response(api: Api) -> None:
-    async with serve_rejections(400, "Your input exceeds the context window of this model.") as (url, _):
-        response = await model("openai/gpt-5", base_url=url, api_key=KEY, api=api).respond({"input": "hi"})
-    assert (response["status"], response["output"]) == ("incomplete", [])
-
-
 @pytest.mark.slow
 def test_a_model_works_in_several_event_loops_and_leaves_nothing_open(recwarn: pytest.WarningsRecorder) -> None:
     built: list[Model] = []
@@ -144,7 +86,7 @@ def test_a_model_works_in_several_event_loops_and_leaves_nothing_open(recwarn: p
     asyncio.run(run(asyncio.run(run(0))))
     gc.collect()
     # pytest-asyncio keeps an open event loop for earlier tests, which `asyncio.run` makes it forget.
-    assert [text for each in recwarn if "unclosed event loop" not in (text := str(each.message))] == []
+    assert [text for warning in recwarn if "unclosed event loop" not in (text := str(warning.message))] == []
 
 
 @pytest.mark.slow

@@ -27,10 +27,11 @@ def _clear_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("provider", ["endpoint", "vllm"])
-def test_a_model_name_may_contain_slashes(provider: str) -> None:
-    built = gymsdk.model(f"{provider}/Qwen/Qwen3-4B", base_url=URL)
+def test_a_model_name_may_contain_slashes_and_the_repr_has_no_secret(provider: str) -> None:
+    secrets = {"api_key": "sk-a", "headers": {"X": "sk-b"}}
+    built = gymsdk.model(f"{provider}/Qwen/Qwen3-4B", base_url=[URL, "http://127.0.0.1:2/v1"], **secrets)
     assert isinstance(built, Endpoint)
-    assert repr(built).startswith(f"{provider}/Qwen/Qwen3-4B@")
+    assert repr(built) == f"{provider}/Qwen/Qwen3-4B@{URL},http://127.0.0.1:2/v1"
     assert isinstance(built, Model)
     assert vars(built)["name"] == "Qwen/Qwen3-4B"
     assert isinstance(gymsdk.model("scripted/null"), Model)
@@ -125,14 +126,17 @@ def test_the_addresses_in_a_name_get_the_policys_key_only_if_all_are_the_policys
     assert read_upstream(f"vllm/m@{other}") == ("m", other, "sk-variable")
 
 
-def test_the_repr_of_a_model_has_name_and_address_but_no_secret() -> None:
-    built = gymsdk.model("vllm/m", base_url=[URL, "http://127.0.0.1:2/v1"], api_key="sk-a", headers={"X": "sk-b"})
-    assert repr(built) == f"vllm/m@{URL},http://127.0.0.1:2/v1"
-
-
-@pytest.mark.parametrize("options", [{"pinned": {"top_k": 1}}, {"tokens": True}])
-def test_a_scripted_policy_rejects_request_options(options: dict[str, object]) -> None:
-    with pytest.raises(BadModelOption, match="runs in this process and sends no requests"):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pinned": {"top_k": 1}}, "sends no requests"),
+        ({"tokens": True}, "sends no requests"),
+        ({"base_url": URL}, "has no address"),
+        ({"api": "chat"}, "has no address"),
+    ],
+)
+def test_a_scripted_policy_rejects_request_options_and_a_base_url(options: dict[str, object], message: str) -> None:
+    with pytest.raises(BadModelOption, match=f"runs in this process and {message}"):
         gymsdk.model("scripted/null", **options)
 
 
@@ -154,9 +158,3 @@ async def test_a_judge_may_have_a_separate_server(tmp_path: Path) -> None:
         assert isinstance(config, Judged)
         assert config.judge
         assert (await config.judge.respond({"input": "hi"}))["status"] == "completed"
-
-
-@pytest.mark.parametrize("options", [{"base_url": "http://127.0.0.1:1/v1"}, {"api": "chat"}])
-def test_a_scripted_policy_rejects_a_base_url(options) -> None:
-    with pytest.raises(BadModelOption, match="runs in this process and has no address"):
-        gymsdk.model("scripted/oracle", **options)

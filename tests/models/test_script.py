@@ -27,37 +27,29 @@ def script(tmp_path: Path) -> Path:
 
 
 async def play(path: Path, *history: Item) -> list[Item]:
-    output: list[Item] = (await build(f"script:{path}").respond({"input": list(history)}))["output"]
+    output: list[Item] = (await gymsdk.model(f"scripted/script:{path}").respond({"input": [*history]}))["output"]
     return output
 
 
 USER = {"role": "user", "content": "What is 1 + 2?"}
 
 
-async def test_the_first_turn_plays_the_first_line(script: Path) -> None:
-    thought, first, second = await play(script, USER)
+async def test_the_lines_are_played_in_order_and_the_last_one_is_repeated(script: Path) -> None:
+    thought, first, second = turn = await play(script, USER)
     assert thought["summary"][0]["text"] == "I need the sum"
     assert (first["arguments"], second["arguments"]) == ('{"a": 1}', "{a")
     assert first["call_id"] != second["call_id"]
-
-
-async def test_the_last_line_is_repeated(script: Path) -> None:
-    history = [USER]
-    for _ in range(3):
-        history += [*await play(script, *history), {"role": "user", "content": "And?"}]
-    [last] = await play(script, *history)
-    assert last["content"][0]["text"] == "it is 3"
+    history = [USER, *turn]
+    for _ in range(2):
+        [last] = await play(script, *history, {"role": "user", "content": "And?"})
+        assert last["content"][0]["text"] == "it is 3"
+        history += [{"role": "user", "content": "And?"}, last]
 
 
 async def test_a_line_with_a_matching_when_is_preferred(script: Path) -> None:
     _, call, *_ = turn = await play(script, USER)
     [reply] = await play(script, USER, *turn, responses.build_function_call_output(call["call_id"], '{"error": "no"}'))
     assert reply["content"][0]["text"] == "I give up"
-
-
-async def test_a_script_is_found_by_its_model_name(script: Path) -> None:
-    model = gymsdk.model(f"scripted/script:{script}")
-    assert len((await model.respond({"input": "hi"}))["output"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -83,18 +75,15 @@ def test_an_invalid_line_is_reported_with_its_file_and_number(tmp_path: Path, li
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("", "is empty; write a line for each turn"), ('{"text": "x", "when": "y"}\n', "no line without `when`")],
-)
-def test_a_script_needs_a_line_for_any_turn(tmp_path: Path, text: str, message: str) -> None:
+def test_a_script_needs_a_file_with_a_line_for_any_turn(tmp_path: Path) -> None:
     path = tmp_path / "script.jsonl"
-    path.write_text(text)
-    with pytest.raises(BadModelOption, match=message):
-        build(f"script:{path}")
-
-
-def test_a_script_needs_a_file() -> None:
+    for text, message in (
+        ("", "is empty; write a line for"),
+        ('{"text": "x", "when": "y"}\n', "no line without `when`"),
+    ):
+        path.write_text(text)
+        with pytest.raises(BadModelOption, match=message):
+            build(f"script:{path}")
     with pytest.raises(UnknownModel):
         build("script:")
     with pytest.raises(BadModelOption, match="nowhere"):

@@ -68,28 +68,29 @@ async def test_an_output_limit_is_clamped_with_token_ids(interface: TokenInterfa
     assert response["output"][-1]["generation_token_ids"]
 
 
-@pytest.mark.parametrize(("message", "room"), [(message, room) for message, room in LARGE_LIMITS.items() if room])
-async def test_the_second_request_has_the_largest_limit_that_fits(message: str, room: int) -> None:
-    answers = ((400, {"error": {"message": message}}), (200, completion({"content": "x"})))
-    async with serve_answers(*answers) as (url, bodies):
-        response = await model("endpoint/m", base_url=url).respond({"input": "hi", "max_output_tokens": 200_000})
+NO_ROOM = "maximum context length is 40 tokens. However, you requested 39 output tokens and at least 2 input"
+CAP = "max_tokens: 32000 > 8192, which is the maximum allowed number of output tokens for claude"
+CONTEXT_OF_CAP = "input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000, decrease input length"
+
+
+@pytest.mark.parametrize(
+    ("refusals", "limits"),
+    [
+        *(([message], [200_000, room]) for message, room in LARGE_LIMITS.items() if room),
+        # The server does not say what fits, or refuses the limit that it named.
+        ([NO_ROOM], [39, None]),
+        ([next(iter(LARGE_LIMITS))] * 2, [4000, 3968, None]),
+        ([CAP, CONTEXT_OF_CAP], [32000, 8192, 241]),
+    ],
+)
+async def test_the_next_request_has_the_largest_limit_that_fits_or_none(
+    refusals: list[str], limits: list[int | None]
+) -> None:
+    answers: list[tuple[int, Item]] = [(400, {"error": {"message": message}}) for message in refusals]
+    async with serve_answers(*answers, (200, completion({"content": "x"}))) as (url, bodies):
+        response = await model("endpoint/m", base_url=url).respond({"input": "hi", "max_output_tokens": limits[0]})
     assert response["status"] == "completed"
-    assert [body["max_tokens"] for body in bodies] == [200_000, room]
-
-
-async def test_a_limit_is_left_out_if_the_server_does_not_say_what_fits() -> None:
-    message = "maximum context length is 40 tokens. However, you requested 39 output tokens and at least 2 input"
-    answers = ((400, {"error": {"message": message}}), (200, completion({"content": "x"})))
-    async with serve_answers(*answers) as (url, bodies):
-        await model("vllm/m", base_url=url).respond({"input": "hi", "max_output_tokens": 39})
-    assert [body.get("max_tokens") for body in bodies] == [39, None]
-
-
-async def test_a_limit_that_the_server_named_and_refuses_is_left_out() -> None:
-    refusal = (400, {"error": {"message": next(iter(LARGE_LIMITS))}})
-    async with serve_answers(refusal, refusal, (200, completion({"content": "x"}))) as (url, bodies):
-        await model("vllm/m", base_url=url).respond({"input": "hi", "max_output_tokens": 4000})
-    assert [body.get("max_tokens") for body in bodies] == [4000, 3968, None]
+    assert [body.get("max_tokens") for body in bodies] == limits
 
 
 async def test_a_server_that_refuses_a_request_without_a_limit_is_a_failure() -> None:
@@ -110,14 +111,3 @@ async def test_a_prompt_that_fits_no_limit_ends_the_turn() -> None:
         response = await model("vllm/m", base_url=url).respond({"input": "hi", "max_output_tokens": 4000})
     assert response["incomplete_details"]["message"] in messages[1]
     assert [body.get("max_tokens") for body in bodies] == [4000, None]
-
-
-async def test_the_cap_of_a_model_and_its_context_are_clamped_one_after_the_other() -> None:
-    messages = [
-        "max_tokens: 32000 > 8192, which is the maximum allowed number of output tokens for claude",
-        "input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000, decrease input length",
-    ]
-    refusals: list[tuple[int, Item]] = [(400, {"error": {"message": message}}) for message in messages]
-    async with serve_answers(*refusals, (200, completion({"content": "x"}))) as (url, bodies):
-        await model("endpoint/m", base_url=url).respond({"input": "hi", "max_output_tokens": 32000})
-    assert [body["max_tokens"] for body in bodies] == [32000, 8192, 241]

@@ -53,16 +53,20 @@ async def test_requested_top_logprobs_are_refused_and_not_dropped() -> None:
         await respond("vllm-completions", top_logprobs=5)
 
 
-async def test_a_prefill_is_refused_with_its_reason() -> None:
+@pytest.mark.parametrize("interface", INTERFACES[:2])
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"continue_final_message": True}, "a turn of the policy cannot begin with given text"),
+        ({PREFIX_FIELD: [1, 2]}, PREFIX_FIELD),
+    ],
+)
+async def test_what_the_engine_would_ignore_is_refused_with_its_reason(
+    interface: TokenInterface, fields: Item, message: str
+) -> None:
     conversation = [{"role": "user", "content": "Say yes."}, {"role": "assistant", "content": "Ye"}]
-    with pytest.raises(Failed, match="a turn of the policy cannot begin with given text"):
-        await respond("vllm-generate", {"continue_final_message": True}, input=conversation)
-
-
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions"])
-async def test_a_prefix_that_the_engine_would_ignore_is_refused(interface: TokenInterface) -> None:
-    with pytest.raises(Failed, match=PREFIX_FIELD):
-        await respond(interface, {PREFIX_FIELD: [1, 2]})
+    with pytest.raises(Failed, match=message):
+        await respond(interface, fields, input=conversation)
 
 
 @pytest.mark.parametrize("interface", INTERFACES)
