@@ -124,6 +124,19 @@ class Instance:
         return self.metrics.sum_gauges("sessions_open")
 
 
+@asynccontextmanager
+async def serve_two(
+    build: Callable[[], Environment], *, lease: float = LEASE_SECONDS, **options: Any
+) -> AsyncIterator[tuple[str, Instance, Instance]]:
+    """Serve a head and two instances of an environment at different addresses; yield the head's URL and both."""
+    async with (
+        serve_head() as head_url,
+        Instance(build(), head_url, "127.0.0.2", lease, options).serve() as one,
+        Instance(build(), head_url, "127.0.0.3", lease, options).serve() as other,
+    ):
+        yield head_url, one, other
+
+
 def metric(text: str, name: str, **labels: str) -> float | None:
     """The sum of the samples of a metric that have these labels, or `None` if there are none."""
     found = [value for sample, of, value in parse_samples(text) if sample == name and labels.items() <= of.items()]

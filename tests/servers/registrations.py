@@ -5,6 +5,7 @@ from __future__ import annotations
 from gymsdk.cluster.reports import Exit, Registration, Service
 
 MATH = Service(name="math", kind="resources_servers", implementation="math", port=1, started=5.0)
+LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
 HERE = "10.0.0.7"
 
 

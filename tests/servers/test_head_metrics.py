@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from gymsdk.cluster.reports import Exit, Service
+from gymsdk.cluster.reports import Exit
 from gymsdk.cluster.status import IDLE_UTILIZATION, RECENT_EXIT_SECONDS, SLOW_SECONDS
 from gymsdk.deploy.node import NodeClient
 from gymsdk.deploy.process import serve
@@ -20,9 +20,9 @@ from gymsdk.observability import metrics
 from gymsdk.observability.metrics import Sample, ServerMetrics, parse_samples
 
 from .nodes import run_node, serve_head, wait_until
+from .registrations import LAMP
 
 RULES = Path(__file__).parents[2] / "docs" / "prometheus-rules.yaml"
-LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
 
 
 pytestmark = pytest.mark.usefixtures("close_client")

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import socket
 import time
 
 import pytest
 from fastapi import FastAPI
 
-from gymsdk.cluster.reports import Exit, Service
+from gymsdk.cluster.reports import Exit
 from gymsdk.deploy.node import HeadWait, NodeClient, bind_head
 from gymsdk.edge.addresses import is_local_host
 from gymsdk.errors import GymsdkError
 from gymsdk.http import client
 
-from .nodes import fetch_nodes, find_free_port, run_node, serve_app, serve_head, serve_process, wait_until
-
-LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
-
+from .nodes import fetch_nodes, find_free_port, run_node, serve_app, serve_head, wait_until
+from .registrations import LAMP
 
 pytestmark = pytest.mark.usefixtures("close_client")
 
@@ -30,15 +26,9 @@ async def names(head_url):
     return [instance["name"] for instance in (await fetch_nodes(head_url))["instances"]]
 
 
-async def test_a_node_is_registered_at_its_advertised_address_as_long_as_it_runs():
-    announced = LAMP.model_copy(update={"host": "127.0.0.2"})
-    async with serve_head(host="127.0.0.3") as head_url:
-        async with run_node(NodeClient(head_url, [announced], expected=["lamp", "bulb"])):
-            known = await fetch_nodes(head_url)
-        [instance] = known["instances"]
-        assert (instance["name"], instance["url"]) == ("lamp", "http://127.0.0.2:9")
-        assert known["expected"] == ["lamp", "bulb"]
-        assert await names(head_url) == []
+async def lists(head_url: str, *expected: str) -> bool:
+    """Return whether the head lists the servers with these names."""
+    return await names(head_url) == [*expected]
 
 
 @pytest.mark.slow
@@ -93,11 +83,7 @@ async def test_a_restarted_head_registers_the_node_again_and_one_line_is_logged(
         await wait_until(lambda: caplog.records)
         await asyncio.sleep(0.3)
         async with serve_head(port=port, lease=0.5):
-
-            async def known():
-                return await names(head_url) == ["lamp"]
-
-            await wait_until(known)
+            await wait_until(lambda: lists(head_url, "lamp"))
             await wait_until(lambda: len(caplog.records) == 2)
             await running.__aexit__(None, None, None)
     out, back = caplog.messages
@@ -163,21 +149,6 @@ async def test_a_node_sends_the_headers_it_is_given():
     assert received == [("PUT", "Bearer s"), ("DELETE", "Bearer s")]
 
 
-@pytest.mark.slow
-async def test_a_killed_process_is_gone_within_its_lease():
-    async with serve_head(lease=1.0) as head_url, serve_process("multineedle", head_url, lease=1.0) as (started, _):
-        assert await names(head_url) == ["multineedle"]
-        os.kill(started.pid, signal.SIGKILL)
-        killed = time.monotonic()
-
-        async def gone():
-            return await names(head_url) == []
-
-        await wait_until(gone)
-        # The promise is one and a half leases; a busy machine needs longer to answer.
-        assert time.monotonic() - killed < 10
-
-
 async def test_a_head_that_answers_is_joined_and_one_at_an_address_of_this_machine_is_started_here():
     async with serve_head(host="127.0.0.2") as head_url:
         assert await bind_head("127.0.0.2", int(head_url.rpartition(":")[2])) is None
@@ -188,17 +159,6 @@ async def test_a_head_that_answers_is_joined_and_one_at_an_address_of_this_machi
     assert not is_local_host("192.0.2.1")
     with pytest.raises(GymsdkError, match=r"no head answers at http://192\.0\.2\.1:9 within 0 seconds"):
         await bind_head("192.0.2.1", 9, timeout_seconds=0)
-
-
-async def test_of_two_nodes_that_start_together_one_starts_the_head_and_the_other_joins():
-    port = find_free_port()
-    with await bind_head("127.0.0.1", port) as at:
-        other = asyncio.ensure_future(bind_head("127.0.0.1", port, timeout_seconds=10))
-        await asyncio.sleep(0.2)
-        assert not other.done()
-        at.close()
-        async with serve_head(port=port):
-            assert await other is None
 
 
 async def test_a_removed_node_registers_once_under_another_id_and_a_node_that_left_stays_away():
@@ -234,15 +194,8 @@ async def test_a_node_with_a_blocked_event_loop_is_lost_until_it_runs_again():
         serve_head(lease=0.4) as head_url,
         run_node(NodeClient(head_url, [LAMP], is_alive=lambda: not blocked.is_set())),
     ):
-
-        async def is_lost():
-            return await names(head_url) == []
-
-        async def is_back():
-            return await names(head_url) == ["lamp"]
-
-        await wait_until(is_back)
+        await wait_until(lambda: lists(head_url, "lamp"))
         blocked.set()
-        await wait_until(is_lost)
+        await wait_until(lambda: lists(head_url))
         blocked.clear()
-        await wait_until(is_back)
+        await wait_until(lambda: lists(head_url, "lamp"))

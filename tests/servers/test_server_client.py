@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import orjson
 import pytest
@@ -14,7 +12,6 @@ from aiohttp import web
 
 from gymsdk import Failed, ServerClient, Task, responses
 from gymsdk.client import UnknownServer
-from gymsdk.cluster.reports import Service
 from gymsdk.deploy.node import NodeClient
 from gymsdk.http import client as http
 from gymsdk.http.client import Retry
@@ -22,6 +19,7 @@ from gymsdk.servers import resources
 
 from .app_helpers import serve_app, serve_handler
 from .nodes import metric, run_node, serve_head, wait_until
+from .registrations import LAMP
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
 RESPONSE = responses.build_response([responses.build_message("done")], model="m")
@@ -55,33 +53,19 @@ my_agent:
 """
 
 
-@dataclass
-class Server:
-    """A server of another program, which calls another server by its name."""
-
-    server_client: ServerClient
-
-    async def ask(self, payload: object) -> Any:
-        answer = await self.server_client.post(
-            server_name="my_resources",
-            url_path="/verify",
-            json=payload
-        )  # fmt: skip
-        return answer.json()
-
-
 @pytest.mark.parametrize("host", [None, "0.0.0.0"])  # the hosts that a server may announce
 @pytest.mark.parametrize("quoted", [True, False])
 async def test_a_server_is_called_by_its_name_and_cookies_identify_a_session(counter, host, quoted):
     async with serve_app(resources.create_app(counter())) as url:
         text = config(url, host=host)
         async with head(orjson.dumps(text).decode() if quoted else text) as address:
-            verdict = await Server(ServerClient.load_from_global_config(address)).ask(ROW | {"response": RESPONSE})
-            client = ServerClient(address)
+            # A server of another program calls another one by its name.
+            client, body = ServerClient.load_from_global_config(address), ROW | {"response": RESPONSE}
+            judged = await client.post(server_name="my_resources", url_path="/verify", json=body)
             assert (await client.get("my_resources", "/reverify_mode")).json() == "stateless"
             seeded = await client.post("my_resources", "/seed_session", json=ROW)
             called = await client.post("my_resources", "/spell", json={}, cookies=seeded.cookies)
-    assert (verdict["reward"], called.text) == (1.5, "it is 3")
+    assert (judged.json()["reward"], called.text) == (1.5, "it is 3")
 
 
 async def test_a_failed_judge_is_asked_again_by_its_server_only(counter):
@@ -106,13 +90,12 @@ async def test_an_unknown_name_is_an_error_with_the_nearest_name_and_without_cre
 
 
 async def test_a_head_that_has_just_started_gets_time_to_learn_of_a_server():
-    lamp = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
     async with serve_head(lease=600) as address:
         lookup = asyncio.ensure_future(ServerClient(address).url("lamp"))
         # By then the head has answered twice that it knows no such server.
         await wait_until(lambda: was_requested(address, 3))
         assert not lookup.done()
-        async with run_node(NodeClient(address, [lamp])):
+        async with run_node(NodeClient(address, [LAMP])):
             assert await lookup == "http://127.0.0.1:9"
 
 

@@ -15,16 +15,14 @@ from fastapi.responses import JSONResponse
 
 from gymsdk import Failed
 from gymsdk.cluster import status as survey_module
-from gymsdk.cluster.reports import Exit, Service
+from gymsdk.cluster.reports import Exit
 from gymsdk.cluster.status import LostNodeStatus, fetch_status
 from gymsdk.deploy.node import NodeClient
 from gymsdk.deploy.process import serve
 from gymsdk.http import client
 
 from .nodes import find_free_port, run_node, serve_app, serve_head, serve_process, wait_until
-
-LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
-
+from .registrations import LAMP
 
 pytestmark = pytest.mark.usefixtures("close_client")
 
@@ -139,34 +137,20 @@ async def test_a_worker_that_has_ended_is_missing_until_it_runs_again():
 async def test_a_server_that_is_not_a_head_or_without_a_list_of_servers_is_reported():
     answer = {}
     for path, cases in (
-        ("/nowhere", [(200, {}, "is not a head: it answered 404")]),
-        (
-            "/nodes",
-            [
-                (status, body, message)
-                for body in ("no", {}, {"detail": "forbidden"}, {"instances": "none"}, [])
-                for status, message in (
-                    (200, "is not a head: it answered 200"),
-                    (403, "is not a head: it answered 403"),
-                    (503, "it answered 503"),
-                )
-            ],
-        ),
-        (
-            "/server_instances",
-            [
-                (status, body, f"it answered {status}")
-                for status, body in ((200, "no"), (200, ["no"]), (200, {}), (403, []), (503, []))
-            ],
-        ),
+        ("/nodes", [*((200, body) for body in ("no", {}, {"instances": "none"}, [])), (403, {"detail": "no"})]),
+        ("/server_instances", [(200, "no"), (200, ["no"]), (200, {}), (403, []), (503, [])]),
     ):
         app = FastAPI()
         app.add_api_route(path, lambda: JSONResponse(answer["body"], answer["status"]), methods=["GET"])
         async with serve_app(app) as port:
-            for status, body, message in cases:
+            for status, body in cases:
                 answer.update(body=body, status=status)
+                message = f"{'is not a head: ' if path == '/nodes' else ''}it answered {status}"
                 with pytest.raises(Failed, match=message):
                     await fetch_status(f"http://127.0.0.1:{port}")
+    async with serve_app(FastAPI()) as port:
+        with pytest.raises(Failed, match="is not a head: it answered 404"):
+            await fetch_status(f"http://127.0.0.1:{port}")
 
 
 async def test_a_heads_health_is_whether_it_answers_in_time(monkeypatch):
