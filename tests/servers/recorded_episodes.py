@@ -84,18 +84,6 @@ async def replay(http: aiohttp.ClientSession, url: str, episode: RecordedEpisode
     await post("/close_session", b"{}")
 
 
-async def replay_sequentially(
-    http: aiohttp.ClientSession, urls: dict[str, str], episodes: Sequence[RecordedEpisode]
-) -> list[ReplayResult]:
-    """Replay *episodes* one after another and return their results."""
-    return [
-        result
-        for episode in episodes
-        async for result in replay(http, urls[episode.environment], episode)
-        if result is not None
-    ]
-
-
 async def replay_interleaved(
     http: aiohttp.ClientSession,
     urls: dict[str, str],

@@ -138,19 +138,3 @@ async def test_clients_that_disconnect_break_nothing_and_a_body_that_does_not_ar
         monkeypatch.setattr(edge_request, "BODY_RECEIVE_SECONDS", 0.1)
         for path in ("/seed_session", "/increment_counter"):
             assert await send_raw(running.urls["counter"], request(path=path, body=b"{", Content_Length="2")) == [408]
-
-
-@pytest.mark.slow
-async def test_concurrent_calls_of_one_session_are_all_counted(running, caplog):
-    url = running.urls["counter"]
-
-    async def post(client, path, body):
-        async with client.post(f"{url}{path}", json=body) as answer:
-            await answer.read()
-            return answer.status
-
-    async with unaffected(running, caplog), aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client:
-        await post(client, "/seed_session", ROW)
-        calls = (post(client, "/increment_counter", {"count": 1}) for _ in range(100))
-        assert set(await asyncio.gather(*calls)) == {200}
-        assert await _fetch_count(client, url) == 103
