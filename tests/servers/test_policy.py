@@ -8,14 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import InternalServerError
 
 from gymsdk import responses
 from gymsdk.errors import Failed, UsageError
 from gymsdk.testing.endpoint import REQUEST_TRACKER, build_app, serve
-from gymsdk.testing.faults import NO_FAULT, Faults
+from gymsdk.testing.faults import Faults
 
-from .engines import BODIES, FLAT, HELLO, FixedModel, SlowModel, anthropic, endpoint_client, openai, root
+from .engines import BODIES, HELLO, FixedModel, SlowModel, anthropic, endpoint_client, openai, root
 from .nodes import wait_until
 
 CALL = responses.build_function_call("add", '{"a":1}', "c1")
@@ -34,45 +33,18 @@ async def test_both_sdks_list_its_models():
         assert (await plain.get(root(plain, "/"))).json() == {"status": "ok"}
 
 
-async def test_the_sdk_reads_a_response():
-    async with openai(FixedModel(responses.build_message("hello"), CALL)) as client:
-        response = await client.responses.create(model="stub", input="hi", tools=[FLAT], temperature=0.5)
-    assert (response.output_text, response.status, response.temperature) == ("hello", "completed", 0.5)
-    assert [item.type for item in response.output] == ["message", "function_call"]
-    assert response.usage.total_tokens == 7
-
-
-async def test_the_policy_receives_items_and_tools():
-    model, function = FixedModel(), {"name": "add", "parameters": {}}
-    body = HELLO | {"tools": [{"type": "function", "function": function}], "max_tokens": 5, "top_k": 2}
-    async with endpoint_client(model) as client:
-        await client.post("chat/completions", json=body)
-    tools = [{"type": "function"} | function]
-    assert model.requests == [{"input": HELLO["messages"], "tools": tools, "max_output_tokens": 5, "top_k": 2}]
-
-
 async def test_a_bad_request_is_answered_in_openais_form_with_a_message():
     async with endpoint_client(FixedModel()) as client:
         for path, body, param, message in (
             ("chat/completions", "{torn", None, ""),
-            ("chat/completions", "[1]", None, ""),
             ("chat/completions", "{}", "messages", ""),
-            ("chat/completions", '{"messages": "hi"}', "messages", ""),
-            ("chat/completions", '{"messages": [{"content": "hi"}]}', "messages", ""),
-            ("chat/completions", '{"messages": [{"role": "assistant", "tool_calls": [7]}]}', "messages", ""),
             ("chat/completions", '{"messages": [{"role": "user", "content": "x"}], "n": 0}', "n", ""),
             ("chat/completions", '{"messages": []}', ..., "'messages' is empty"),
-            ("responses", "{}", "input", ""),
             ("responses", '{"input": ["x"]}', "input", ""),
             ("responses", '{"input": []}', ..., "'input' is empty"),
             ("responses", '{"input": "hi", "previous_response_id": "r"}', ..., "send the whole conversation"),
             ("responses", '{"input": "hi", "conversation": "c"}', ..., "send the whole conversation"),
-            (
-                "responses",
-                '{"input": "hi", "tools": [{"type": "web_search"}]}',
-                ...,
-                "runs no tools of type 'web_search'",
-            ),
+            ("responses", '{"input": "hi", "tools": [{"type": "web"}]}', ..., "runs no tools of type 'web'"),
             ("responses", '{"input": [{"type": "item_reference"}]}', ..., "no item of type 'item_reference'"),
         ):
             answer = await client.post(path, content=body)
@@ -95,30 +67,18 @@ async def test_a_failed_policy_is_an_error_with_its_kind_and_a_large_prompt_is_r
     assert len(model.requests[0]["input"]) == 5_000_000
 
 
-async def statuses(faults: Faults, calls: int = 40) -> list[int]:
-    """Return the status of each call, or 0 for a dropped connection."""
+@pytest.mark.slow
+async def test_errors_and_disconnects_occur_at_their_rates():
     found = []
-    async with endpoint_client(FixedModel(responses.build_message("x" * 1000)), faults=faults) as client:
-        for _ in range(calls):
+    async with endpoint_client(FixedModel(), faults=Faults(errors=0.3, cuts=0.3)) as client:
+        for _ in range(200):
             try:
                 found.append((await client.post("chat/completions", json=HELLO)).status_code)
             except httpx.RemoteProtocolError:
                 found.append(0)
-    return found
-
-
-@pytest.mark.slow
-async def test_errors_and_disconnects_occur_at_their_rates():
-    found = await statuses(Faults(errors=0.3, cuts=0.3), calls=200)
     assert sum(status >= 500 for status in found) == pytest.approx(60, abs=25)
     assert found.count(0) == pytest.approx(60, abs=25)
     assert found.count(200) == pytest.approx(80, abs=25)
-
-
-async def test_the_same_seed_fails_the_same_calls_and_a_policy_without_faults_never_fails():
-    faults = Faults(errors=0.4, cuts=0.2, seed=7)
-    assert await statuses(faults) == await statuses(faults) != await statuses(Faults(errors=0.4, cuts=0.2, seed=8))
-    assert await statuses(NO_FAULT) == [200] * 40
 
 
 async def test_a_dropped_connection_ends_before_or_during_the_response_without_a_traceback(caplog):
@@ -130,17 +90,6 @@ async def test_a_dropped_connection_ends_before_or_during_the_response_without_a
             during_response.add("complete message body" in str(caught.value))
     assert during_response == {True, False}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-async def test_the_sdk_reads_an_injected_error_and_latency_is_the_minimum_duration():
-    async with openai(FixedModel(), faults=Faults(errors=1)) as client:
-        with pytest.raises(InternalServerError, match="on purpose"):
-            await client.responses.create(model="stub", input="hi")
-    loop = asyncio.get_running_loop()
-    async with endpoint_client(FixedModel(), faults=Faults(latency=0.05)) as client:
-        start = loop.time()
-        await client.post("chat/completions", json=HELLO)
-    assert loop.time() - start >= 0.05
 
 
 async def test_a_host_that_others_reach_needs_the_insecure_option():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from statistics import fmean, median
 from typing import Any
@@ -191,18 +190,16 @@ async def test_a_client_that_disconnects_cancels_its_request_and_is_counted():
     assert metric(found, "requests_total", status="499") == 1
 
 
-async def test_the_same_seed_draws_the_same_faults_for_any_content():
-    faults = Faults(errors=0.2, limited=0.2, malformed=0.5, seed=3)
-
-    async def collect_statuses(model: Any) -> list[int]:
-        async with endpoint_client(model, faults=faults) as client:
+async def test_the_same_seed_draws_the_same_faults_for_any_content_and_latency_is_the_minimum_duration():
+    async def collect_statuses(model: Any, **faults: float) -> list[int]:
+        async with endpoint_client(model, faults=Faults(**faults)) as client:
             return [(await client.post("chat/completions", json=HELLO)).status_code for _ in range(30)]
 
-    found = await collect_statuses(FixedModel(*CALLS))
-    assert found == await collect_statuses(build("echo"))
+    rates = {"errors": 0.2, "limited": 0.2, "malformed": 0.5}
+    found = await collect_statuses(FixedModel(*CALLS), **rates, seed=3)
+    assert found == await collect_statuses(build("echo"), **rates, seed=3)
+    assert found != await collect_statuses(build("echo"), **rates, seed=4)
     assert {200, 429} < set(found)
-
-
-def test_faults_are_reported_in_json():
-    faults = Faults(latency="exp:0.3", context=10)
-    assert Faults.model_validate(json.loads(faults.model_dump_json())) == faults
+    started = asyncio.get_running_loop().time()
+    assert await collect_statuses(build("echo"), latency=0.002) == [200] * 30
+    assert asyncio.get_running_loop().time() - started >= 30 * 0.002
