@@ -10,11 +10,11 @@ import pytest
 
 from gymsdk import Config, Environment, Episode, Model, Task, hookimpl, model, play
 from gymsdk import responses as wire
-from gymsdk.servers import agent, resources
+from gymsdk.servers import agent
 from gymsdk.servers import environment as environment_server
 from gymsdk.types import Budget, Item
 
-from .app_helpers import app_client, serve_app
+from .app_helpers import app_client
 
 ROW = Task.ask("add", initial_count=1, expected_count=1).row()
 EPISODE = {
@@ -53,29 +53,28 @@ async def _serve_fault(fault: str) -> AsyncIterator[Model]:
         server.close()
 
 
-@pytest.fixture(params=["hangs", "answers 500", "is gone"])
-async def dead(request):
-    """Yield a model behind a server that gives no answer."""
-    async with _serve_fault(request.param) as dead:
-        yield dead
-
-
 @pytest.mark.slow
-async def test_an_episode_with_a_dead_model_fails_everywhere(counter, dead):
+@pytest.mark.parametrize("fault", ["hangs", "answers 500", "is gone"])
+async def test_an_episode_with_a_dead_model_fails_everywhere(counter, fault):
+    ids = {"agent_session_id": "s1", "episode_id": EPISODE["episode_id"], "task_id": EPISODE["task"]["task_id"]}
     async with (
+        _serve_fault(fault) as dead,
         app_client(agent.create_app(counter(), dead, budget=BUDGET)) as by_agent,
+        app_client(agent.create_app(counter(), dead, budget=BUDGET)) as by_session,
         app_client(environment_server.create_app(counter(), dead, budget=BUDGET)) as by_environment,
         counter() as environment,
     ):
-        local, flat, responses, episode = await asyncio.gather(
+        assert (await by_session.post("/v1/agent_sessions", json=ids)).status_code == 200
+        local, flat, responses, in_session, episode = await asyncio.gather(
             play(environment, dead, ROW, budget=BUDGET),
             by_agent.post("/run", json=ROW),
             by_agent.post("/v1/responses", json={"input": "add"}),
+            by_session.post("/v1/responses", json={"input": "add"}),
             by_environment.post("/run", json=EPISODE),
         )
     assert (local.outcome, local.reward, local.ended) == ("failed", None, None)
     assert (local.failure.stage, local.failure.kind, local.failure.retryable) == ("model", "model_timeout", True)
-    for answer in (flat, responses):
+    for answer in (flat, responses, in_session):
         body = answer.json()
         assert (answer.status_code, "reward" in body, "retry-after" in answer.headers) == (503, False, True)
         assert (body["stage"], body["kind"], body["retryable"]) == ("model", "model_timeout", True)
@@ -87,16 +86,6 @@ async def test_a_deadline_during_retries_reports_the_last_failure(counter):
     async with _serve_fault("answers 500") as dead, counter() as environment:
         failure = (await play(environment, dead, ROW, budget=BUDGET)).failure
     assert "answered 500)" in failure.message
-
-
-async def test_an_agent_session_with_a_dead_model_gets_no_response(counter, dead):
-    async with serve_app(resources.create_app(counter())) as url:
-        ids = {"agent_session_id": "s1", "episode_id": EPISODE["episode_id"], "task_id": EPISODE["task"]["task_id"]}
-        opening = ids | {"tool_accesses": [{"kind": "direct_http", "name": "counter", "base_url": url}]}
-        async with app_client(agent.create_app(counter(), dead, budget=BUDGET)) as client:
-            assert (await client.post("/v1/agent_sessions", json=opening)).status_code == 200
-            answer = await client.post("/v1/responses", json={"input": "add"})
-    assert (answer.status_code, answer.json()["kind"]) == (503, "model_timeout")
 
 
 class TalkConfig(Config):

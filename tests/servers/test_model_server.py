@@ -13,13 +13,13 @@ import pytest
 from anthropic import NotFoundError
 from openai import AsyncOpenAI
 
-from gymsdk import Failed, model
+from gymsdk import Failed
 from gymsdk.cluster.router import STICKY_KEY
 from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.edge.addresses import bind_socket
 from gymsdk.edge.listener import Listener
 from gymsdk.servers import model as server
-from gymsdk.types import Episode, Item, Model
+from gymsdk.types import Episode, Item
 
 from .app_helpers import app_client, serve_app
 from .engines import FixedModel
@@ -223,11 +223,3 @@ async def test_a_failure_of_the_adapter_has_its_status():
     async with app_client(server.create_app(FixedModel({"type": "function_call"}))) as client:
         answer = await client.post("/v1/chat/completions", json={"messages": HI})
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "model_bad_answer")
-
-
-async def test_the_oracle_names_the_environment_it_needs():
-    oracle: Model = model("scripted/oracle")
-    async with app_client(server.create_app(oracle)) as client:
-        answer = await client.post("/v1/responses", json={"input": "hi"})
-    assert answer.status_code == 422
-    assert "gymsdk policy serve oracle --env" in answer.json()["error"]["message"]

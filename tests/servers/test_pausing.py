@@ -140,9 +140,9 @@ async def test_a_pause_answers_at_once_with_the_number_of_calls(engine, server):
 async def test_a_cut_call_is_in_flight_until_the_engine_has_ended_it_and_starts_again_after_the_pause(engine, server):
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "sglang:num_running_reqs")
     for version, metric in enumerate((*names, "sglang:num_queue_reqs"), 2):
-        engine.seconds, engine.abort_seconds, engine.metric, engine.started = 15.0, 1.0, metric, 0
+        engine.seconds, engine.abort_seconds, engine.metric, engine.started = 15.0, 0.6, metric, 0
         async with run_calls(engine, server, 3) as running:
-            state = await pause(server, wait=0.3, status=202, cut_after=0)
+            state = await pause(server, wait=0.1, status=202, cut_after=0)
             found = (state["paused"], state["running"], state["cut"], state["in_flight"], engine.running)
             assert found == (True, 0, 3, 3, 3), metric
             assert (await pause(server, wait=10))["in_flight"] == engine.running == 0
@@ -216,48 +216,23 @@ async def test_an_invalid_pause_is_refused(server):
     assert await call(server) == "v1"
 
 
-@asynccontextmanager
-async def serve_environment(engine: Engine, name: str) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
-    """Serve an environment with *engine*, and yield clients of its agent and of the model server."""
+async def test_an_agent_of_the_same_process_waits_too_and_a_rollout_that_spans_an_update_names_both_versions(engine):
+    engine.calls_tool_first, name = True, "tool_call"
     async with serve_app(engine.app) as port:
-        options = {"base_url": f"http://127.0.0.1:{port}/v1"}
-        deployment = Deployment(
-            environments={name: {}}, model=ModelServerConfig(name="vllm/policy", options=options), port=0
-        )
-        async with serve(deployment=deployment) as running:
-            agent, policy = (running.urls[server_name] for server_name in (f"{name}_simple_agent", "policy_model"))
-            async with connect(agent) as agent_client, connect(policy) as model_client:
-                yield agent_client, model_client
+        chosen = ModelServerConfig(name="vllm/policy", options={"base_url": f"http://127.0.0.1:{port}/v1"})
+        async with (
+            serve(deployment=Deployment(environments={name: {}}, model=chosen, port=0)) as running,
+            connect(running.urls[f"{name}_simple_agent"]) as agent,
+            connect(running.urls["policy_model"]) as policy,
+        ):
+            engine.seconds = 0.2
+            playing = asyncio.ensure_future(agent.post("/run", json=next(load(name).tasks("train", seed=0)).row()))
+            await wait_until(lambda: engine.running)
+            await pause(policy, wait=10)
+            await asyncio.sleep(0.3)
+            assert (engine.started, playing.done()) == (1, False)
+            engine.version = 2
+            await policy.post("/resume")
+            played = await playing
     await http.aclose()
-
-
-async def play(agent: httpx.AsyncClient, name: str) -> list[str]:
-    """Play one rollout, and return the versions of the weights that it names."""
-    row = next(iter(load(name).tasks("train", seed=0))).row()
-    played = await agent.post("/run", json=row)
-    assert played.status_code == 200, played.text
-    return list(played.json()["gymsdk"]["weight_versions"])
-
-
-async def test_an_agent_of_the_same_process_waits_too(engine):
-    async with serve_environment(engine, "math") as (agent, policy):
-        assert await play(agent, "math") == ["v1"]
-        await pause(policy)
-        waiting = asyncio.ensure_future(play(agent, "math"))
-        await asyncio.sleep(0.3)
-        assert engine.started == 1
-        engine.version = 2
-        await policy.post("/resume")
-        assert await waiting == ["v2"]
-
-
-async def test_a_rollout_that_spans_an_update_names_both_versions(engine):
-    engine.calls_tool_first = True
-    async with serve_environment(engine, "tool_call") as (agent, policy):
-        playing = asyncio.ensure_future(play(agent, "tool_call"))
-        engine.seconds = 0.2
-        await wait_until(lambda: engine.finished == 1 or engine.running)
-        await pause(policy, wait=10)
-        engine.version = 2
-        await policy.post("/resume")
-        assert await playing == ["v1", "v2"]
+    assert played.json()["gymsdk"]["weight_versions"] == ["v1", "v2"]

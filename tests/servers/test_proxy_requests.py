@@ -24,12 +24,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n no picture at all").decode()
 IMAGE_URL = f"data:image/png;base64,{PIXEL}"
 TURN = [
-    wire.build_reasoning("hm"),
     wire.build_message("I add."),
     wire.build_function_call("add", '{"a":40,"b":2}', "call_1"),
     wire.build_function_call("add", '{"a":1,"b":1}', "call_2"),
 ]
-"""A turn with every kind of item."""
+"""A turn with every kind of item except reasoning."""
 
 
 class Sum(BaseModel):
@@ -122,22 +121,24 @@ def _add(arguments: str) -> str:
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 async def test_a_turn_is_sent_back_whole_with_the_outputs_of_its_calls(setup, upstream, client):
-    setup.policy.prepare(*TURN)
-    # The model calls a tool twice in parallel, and the client sends back the SDK's turn with both outputs.
-    loops = {"chat": _chat_loop, "responses": _responses_loop, "messages": _messages_loop}
-    await loops[client](setup, upstream)
     # Hosted models accept only their own reasoning, identified by an id that Chat Completions does not carry.
     hosted = upstream.startswith("openai")
-    thoughts = [] if hosted and "chat" in {client, upstream.partition("-")[2]} else [("reasoning", "hm")]
-    assert [summarize(item) for item in setup.policy.requests[1]["input"]] == [
-        ("user", "go"),
-        *thoughts,
-        ("assistant", "I add."),
-        ("function_call", {"a": 40, "b": 2}),
-        ("function_call", {"a": 1, "b": 1}),
-        ("function_call_output", "42"),
-        ("function_call_output", "2"),
-    ]
+    # Some engines refuse a conversation without the empty reasoning that they returned.
+    for thought in ("hm", "") if not hosted else ("hm",):
+        setup.policy.prepare(wire.build_reasoning(thought), *TURN)
+        # The model calls a tool twice in parallel, and the client sends back the SDK's turn with both outputs.
+        loops = {"chat": _chat_loop, "responses": _responses_loop, "messages": _messages_loop}
+        await loops[client](setup, upstream)
+        thoughts = [] if hosted and "chat" in {client, upstream.partition("-")[2]} else [("reasoning", thought)]
+        assert [summarize(item) for item in setup.policy.requests[1]["input"]] == [
+            ("user", "go"),
+            *thoughts,
+            ("assistant", "I add."),
+            ("function_call", {"a": 40, "b": 2}),
+            ("function_call", {"a": 1, "b": 1}),
+            ("function_call_output", "42"),
+            ("function_call_output", "2"),
+        ]
 
 
 def summarize(item: Item) -> tuple[str, Any]:
@@ -171,22 +172,6 @@ async def test_a_response_has_the_requested_format(setup, upstream):
         assert await parse() == Sum(total=42)
         form = setup.policy.requests[0]["text"]["format"]
         assert (form["type"], form["schema"]["required"]) == ("json_schema", ["total"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prefix", ["/ng-rollout/r1", "/ng-rollout/r1/training-token-capture"])
-async def test_a_rollouts_prefix_is_stripped(setup, prefix):
-    url, request = setup.urls["vllm"] + prefix, {"model": "any", "stream": True}
-    messages = [{"role": "user", "content": "hi"}]
-    openai = setup.openai["vllm"].with_options(base_url=f"{url}/v1")
-    anthropic = setup.anthropic["vllm"].with_options(base_url=url)
-    for create, body in (
-        (openai.chat.completions.create, {"messages": messages}),
-        (openai.responses.create, {"input": "hi"}),
-        (anthropic.messages.create, {"max_tokens": 9, "messages": messages}),
-    ):
-        setup.policy.prepare(wire.build_message("42"))
-        assert "42" in str([event async for event in await create(**request, **body)])
 
 
 CALL = wire.build_function_call("add", '{"a":40,"b":2}', "call_1")
@@ -257,14 +242,13 @@ async def test_token_ids_and_log_probabilities_arrive_and_are_sent_back_to_the_m
     tokens = bundle()
     short = {key: tokens[key][:3] for key in wire.TOKEN_FIELDS}
     async with httpx.AsyncClient(timeout=60) as client:
-        for upstream in ("vllm", "endpoint-responses"):
-            for streamed in (False, True):
-                setup.policy.prepare(wire.build_message("word " * LONG) | tokens)
-                url = f"{setup.urls[upstream]}/v1/{path}"
-                limit = {"max_tokens": 100_000_000} if path == "messages" else {}
-                answer = await client.post(url, json=BODIES[path] | limit | {"stream": streamed})
-                assert answer.status_code == 200, answer.text[:500]
-                assert all(orjson.dumps(tokens[key]) in answer.content for key in wire.TOKEN_FIELDS)
+        for upstream, streamed in (("vllm", True), ("endpoint-responses", False)):
+            setup.policy.prepare(wire.build_message("word " * LONG) | tokens)
+            url = f"{setup.urls[upstream]}/v1/{path}"
+            limit = {"max_tokens": 100_000_000} if path == "messages" else {}
+            answer = await client.post(url, json=BODIES[path] | limit | {"stream": streamed})
+            assert answer.status_code == 200, answer.text[:500]
+            assert all(orjson.dumps(tokens[key]) in answer.content for key in wire.TOKEN_FIELDS)
         setup.policy.prepare(wire.build_message("42") | short)
         url = f"{setup.urls['vllm']}/v1/{path}"
         first = (await client.post(url, json=BODIES[path])).json()
