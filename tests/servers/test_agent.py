@@ -359,32 +359,25 @@ async def test_the_number_of_agent_sessions_is_bounded(counter, policy):
         assert await open_twice(client) == [409, 200]
 
 
-async def count_sessions(client: httpx.AsyncClient) -> float | None:
-    return metric((await client.get("/metrics")).text, "agent_sessions_open", server="counter_simple_agent")
-
-
-async def test_an_expired_agent_session_is_closed_and_its_id_stays_in_use(counter, policy):
-    async with app_client(agent.create_app(counter(), policy(), ttl=0.2)) as client:
-
-        async def is_closed() -> bool:
-            return not await count_sessions(client)
-
-        assert await open_twice(client) == [200, 200]
-        await wait_until(is_closed)
-        assert await open_twice(client) == [409, 409]
-
-
-async def test_an_agent_session_that_answers_a_request_is_in_use(counter):
+async def test_an_expired_agent_session_is_closed_unless_it_answers_and_its_id_stays_in_use(counter):
     model = SlowModel()
     async with app_client(agent.create_app(counter(), model, ttl=0.5)) as client:
-        body = build_opening(tool_accesses=[])
-        assert (await client.post("/v1/agent_sessions", json=body)).status_code == 200
+
+        async def count_sessions() -> float | None:
+            return metric((await client.get("/metrics")).text, "agent_sessions_open", server="counter_simple_agent")
+
+        async def is_closed() -> bool:
+            return not await count_sessions()
+
+        assert (await client.post("/v1/agent_sessions", json=build_opening(tool_accesses=[]))).status_code == 200
         answering = asyncio.ensure_future(client.post("/v1/responses", json={"input": "hi"}))
         await wait_until(lambda: model.started == 1)
         await asyncio.sleep(1.2)
-        assert await count_sessions(client) == 1
+        assert await count_sessions() == 1
         model.released.set()
         assert (await answering).status_code == 200
+        await wait_until(is_closed)
+        assert await open_twice(client) == [409, 200]
 
 
 async def test_cookies_that_would_split_a_header_are_not_sent_on():

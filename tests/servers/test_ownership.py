@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gymsdk import Task, responses
+from gymsdk import Task
 from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
 from gymsdk.cluster.forwarding import OtherInstances
 from gymsdk.cluster.shared_memory import ENTRY, SharedMemory, _compute_digest, create_shared_file
@@ -17,9 +17,10 @@ from gymsdk.cluster.workers import Ownership
 from gymsdk.edge.limits import IdempotencyCache
 from gymsdk.servers import agent, resources
 from gymsdk.servers.requests import digest_row
-from gymsdk.types import Episode, Item
 
 from .app_helpers import app_client
+from .engines import SlowModel
+from .nodes import wait_until
 
 SECONDS = 1.0
 """How long the claims of these tests last."""
@@ -29,20 +30,6 @@ TTL = 2.4
 
 OTHER_PROCESS = 1
 """A process that is no worker."""
-
-
-class GatedModel:
-    """A model that answers a request that contains the word "slow" when it is released."""
-
-    def __init__(self) -> None:
-        self.started = asyncio.Event()
-        self.released = asyncio.Event()
-
-    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        if "slow" in str(request["input"]):
-            self.started.set()
-            await self.released.wait()
-        return responses.build_response([responses.build_message("done")], model="gated")
 
 
 @pytest.fixture
@@ -93,11 +80,11 @@ def build_row(prompt: str, rollout: str) -> dict[str, Any]:
 
 
 async def test_a_claim_lasts_while_the_rollout_plays_and_as_long_as_its_response_from_then_on(counter, memory, owners):
-    model, row = GatedModel(), build_row("slow", "long")
+    model, row = SlowModel(), build_row("slow", "long")
     key = f"long:{digest_row(row)}"
     async with app_client(agent.create_app(counter(), model, owners=owners)) as client:
         playing = asyncio.ensure_future(client.post("/run", json=row))
-        await model.started.wait()
+        await wait_until(lambda: model.started)
         for _ in range(3):
             await wait_for_renewal(memory, key)
         ends_at = time.monotonic()
@@ -109,19 +96,6 @@ async def test_a_claim_lasts_while_the_rollout_plays_and_as_long_as_its_response
         assert (await client.post("/run", json=row)).content == (await playing).content
         assert get_expiry(memory, key) >= repeated_at + SECONDS
         await check_that_nothing_renews(memory, key)
-
-
-async def test_the_end_of_one_rollout_does_not_release_another_one_with_its_id(counter, memory, owners):
-    model, slow, fast = GatedModel(), build_row("slow", "7-0"), build_row("fast", "7-0")
-    async with app_client(agent.create_app(counter(), model, owners=owners)) as client:
-        playing = asyncio.ensure_future(client.post("/run", json=slow))
-        await model.started.wait()
-        assert (await client.post("/run", json=fast)).status_code == 200
-        assert is_owned(memory, f"7-0:{digest_row(slow)}")
-        model.released.set()
-        assert (await playing).status_code == 200
-        # A numbered rollout is played again after its end, at any worker.
-        assert not is_owned(memory, f"7-0:{digest_row(slow)}")
 
 
 async def test_the_end_of_a_cancelled_operation_does_not_release_the_next_one(memory, owners):
@@ -165,7 +139,7 @@ async def test_a_claim_lasts_while_a_session_is_open(counter, memory, owners, pa
         ids |= {"resources_session_id": "named"}
         body, close_path = {**ids, **task, "task_data": {"initial_count": 3}}, "/close_session"
     else:
-        app = agent.create_app(counter(), GatedModel(), owners=owners, ttl=TTL)
+        app = agent.create_app(counter(), SlowModel(), owners=owners, ttl=TTL)
         ids |= {"agent_session_id": "named"}
         body, close_path = {**ids, **task}, f"{path}/close"
     async with app_client(app) as client:

@@ -181,15 +181,3 @@ async def test_an_episode_request_under_the_path_of_another_rollout_is_not_playe
     refused = [await client.post("/ng-rollout/others/run", json=body), await client.post("/run", json=changed)]
     assert ["failure" in answer.json() for answer in refused] == [True, True]
     assert "result" in (await client.post("/ng-rollout/mine/run", json=body)).json()
-
-
-async def test_the_cookie_of_one_server_opens_nothing_at_another(counter, connect):
-    mine = await connect()
-    token = (await mine.post("/seed_session", json=seed_body())).cookies[COOKIE]
-    async with (
-        serve([counter()], model="scripted/null") as others,
-        httpx.AsyncClient(base_url=others.urls["counter"], cookies={COOKIE: token}) as foreign,
-    ):
-        assert (await foreign.post("/increment_counter", json={"count": 1})).status_code == 409
-        assert (await foreign.post("/close_session", json=close_body())).status_code == 200
-    assert (await mine.post("/spell", json={})).status_code == 200

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from itertools import islice
 from typing import Any
 
 import httpx
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymsdk import Environment, load, responses
+from gymsdk import Environment, responses
 from gymsdk.types import Item
 
 LIVE = """
@@ -134,18 +133,6 @@ def test_nulls_at_any_depth_lose_no_session(resources_client, live, fields, inde
 
     verdict = asyncio.run(run_session())
     assert (verdict["reward"], verdict["gymsdk"].get("session_unused")) == (1.0, None)
-
-
-@pytest.mark.parametrize("typed", [False, True])
-async def test_every_row_of_a_shipped_environment_finds_its_session(resources_client, typed):
-    rows = [task.row() for task in islice(load("tool_call").tasks("validation"), 40)]
-    assert any(row != drop_nulls(row) for row in rows), "no row contains a null"
-    async with resources_client(load("tool_call")) as client:
-        for number, row in enumerate(rows):
-            client.cookies.clear()
-            (await client.post("/seed_session", json=seed_body(row, number, typed=typed))).raise_for_status()
-            answer = await verify(client, [responses.build_message("?")], row)
-            assert (answer.status_code, answer.json()["gymsdk"].get("session_unused")) == (200, None)
 
 
 async def test_a_session_that_does_not_match_is_rejected_with_the_reason(resources_client, live):
@@ -327,6 +314,8 @@ SYSTEM = {"role": "system", "content": "Play fair."}
         ({}, {"_ng_task_index": 3}, True),
         ({"_ng_task_index": 3}, {"_ng_task_index": 4}, False),
         ({"gymsdk": {"seed": 7}}, {"_ng_task_index": 4}, False),
+        ({}, {"ng_trajectory": [], "_rowidx": 3, "extra": 1, "other": None}, True),
+        ([USER], [USER | {"type": "message"}], True),
         ([USER], [*LEADING, USER], True),
         ([SYSTEM, USER], [*LEADING, SYSTEM, USER], True),
         ([SYSTEM, USER], [{"role": "system", "content": "You are an agent.\n\nPlay fair."}, USER], True),

@@ -112,6 +112,8 @@ async def test_every_server_is_found_in_the_configuration_and_answers_a_readines
         assert block["agent_server"] == {"type": "responses_api_agents", "name": f"{name}_simple_agent"}
         ((_, agent),) = parsed[block["agent_server"]["name"]]["responses_api_agents"].items()
         assert {"entrypoint", "host", "port"} <= block.keys() & agent.keys()
+    assert parsed["environment_server_routes"] == {name: f"{name}_environment_server" for name in NAMES}
+    assert parsed["policy_model_name"] == "scripted/oracle"
     for url in (running.head_url, *running.urls.values()):
         async with client.get(f"{url}/") as answer:
             assert (answer.status, await answer.json()) == (200, {"status": "ok"})
@@ -163,7 +165,8 @@ async def test_an_episode_request_is_answered_with_its_ids_and_a_result(running,
 
 async def test_metrics_are_reported_by_group_and_by_repeat(running, client):
     rewards = {(0, 0): 1.0, (0, 1): 0.0, (1, 0): 1.0, (1, 1): 1.0}
-    rows = [
+    rows: list[Json] = [{"_ng_failure_class": "x"}, {"_ng_task_index": 0, "reward": 0.0, "mask_sample": True}]
+    rows += [
         {"reward": reward, "_ng_task_index": task, "_ng_rollout_index": repeat, "response": {"usage": {}}}
         for (task, repeat), reward in rewards.items()
     ]
