@@ -17,11 +17,10 @@ from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
 from gymsdk.http import client as http
 from gymsdk.line import build_line
 from gymsdk.rollouts.jobs import Job, build_input_row
-from gymsdk.servers import agent, environment, resources
-from gymsdk.servers.remote import RemoteEnvironment
+from gymsdk.servers import agent, environment
 from gymsdk.types import UNMASKED_FIELDS, Playable, Row
 
-from .app_helpers import app_client, serve_app
+from .app_helpers import app_client
 from .nodes import Instance, serve_head
 
 NAMES = ("math", "multineedle", "tool_call")
@@ -72,38 +71,19 @@ async def by_environment_server(found: Environment, policy: Model, _: Path) -> A
 
 
 @asynccontextmanager
-async def by_remote(found: Environment, policy: Model, recorded: Path) -> AsyncIterator[PlayRow]:
-    async with serve_app(resources.create_app(found)) as url:
-        yield play_directly(RemoteEnvironment(url, found.name), _remote_policy(policy, recorded))
-
-
-@asynccontextmanager
-async def by_remote_agent(found: Environment, policy: Model, recorded: Path) -> AsyncIterator[PlayRow]:
-    async with serve_app(resources.create_app(found)) as url:
-        remote = RemoteEnvironment(url, found.name)
-        async with app_client(agent.create_app(remote, _remote_policy(policy, recorded))) as client:
-            yield lambda row: _post(client, row)
-
-
-@asynccontextmanager
 async def by_two_instances(found: Environment, policy: Model, recorded: Path) -> AsyncIterator[PlayRow]:
+    # The oracle knows only episodes of this process, so it is replayed.
+    remote_policy = model(f"scripted/replay:{recorded}") if "oracle" in repr(policy) else policy
     async with (
         serve_head() as head_url,
         Instance(found, head_url).serve(),
         Instance(load(found.name), head_url).serve(),
         app_client(
-            agent.create_app(
-                LoadBalancer(found.name, InstanceDirectory(nodes_fetcher(head_url))), _remote_policy(policy, recorded)
-            ),
+            agent.create_app(LoadBalancer(found.name, InstanceDirectory(nodes_fetcher(head_url))), remote_policy),
         ) as client,
     ):
         yield lambda row: _post(client, row)
         await http.aclose()
-
-
-def _remote_policy(policy: Model, recorded: Path) -> Model:
-    """Return the policy for play over HTTP: the oracle knows only episodes of this process, so it is replayed."""
-    return model(f"scripted/replay:{recorded}") if "oracle" in repr(policy) else policy
 
 
 async def _post(client: httpx.AsyncClient, row: Row) -> Row:
@@ -113,7 +93,7 @@ async def _post(client: httpx.AsyncClient, row: Row) -> Row:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("interface", [by_agent, by_environment_server, by_remote, by_remote_agent, by_two_instances])
+@pytest.mark.parametrize("interface", [by_agent, by_environment_server, by_two_instances])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_rollout_over_http_equals_the_rollout_in_process(name, policy, interface, tmp_path):

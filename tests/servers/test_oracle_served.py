@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
 from itertools import islice
-from typing import Any
 
 import httpx
 import pytest
-from rollouts.conftest import RecordingProgress
 
 from gymsdk import Environment, Model, load, model, responses, testing
 from gymsdk.convert import chat
 from gymsdk.deploy.process import serve
-from gymsdk.rollouts.plan import Plan
-from gymsdk.rollouts.run import Run, execute
 from gymsdk.testing.oracle import open_oracle
 from gymsdk.types import Item, Row, extract_text
 
@@ -24,47 +19,12 @@ NAMES = ("math", "tool_call", "multineedle")
 COUNT = 20
 SYSTEM = ("system", "developer")
 
-SINGLE_TASK = """
-@hookimpl
-def tasks(split: Literal["train"]):
-    yield Task.ask("Well?")
-
-@hookimpl
-def verify(transcript):
-    return Verdict(reward=float(transcript.reply == "Well."))
-
-@hookimpl
-def solve():
-    return Message(content="Well.")
-"""
-
 
 pytestmark = pytest.mark.usefixtures("close_client")
 
 
-@asynccontextmanager
-async def endpoint(environments: Sequence[Environment]) -> AsyncIterator[str]:
-    """Serve an endpoint that is the oracle of *environments* and yield its URL."""
-    named = {environment.name: environment for environment in environments}
-    async with open_oracle(named, model("scripted/oracle")) as oracle, testing.serve(testing.build_app(oracle)) as url:
-        yield url
-
-
 def rows_of(environment: Environment, *, count: int = COUNT) -> list[Row]:
     return [task.row() for task in islice(environment.tasks("train"), count)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("named", ["endpoint/policy", "vllm/policy"])
-@pytest.mark.parametrize("api", ["chat", "responses"])
-async def test_a_run_against_the_endpoint_scores_the_maximum(tmp_path, named, api):
-    async with endpoint([load(name) for name in NAMES]) as url:
-        environments: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
-        chosen = {"base_url": url, "api": api}
-        plan = Plan(environments=environments, model=named, model_options=chosen, split="train", limit=COUNT)
-        figures = await execute(Run(plan, tmp_path / "run"), RecordingProgress())
-    means = {metrics["agent_ref"]["name"]: metrics["agent_metrics"]["mean/reward"] for metrics in figures}
-    assert means == {f"{name}_simple_agent": 1.0 for name in NAMES}
 
 
 async def post(client: httpx.AsyncClient, url: str, body: Item) -> Item:
@@ -74,25 +34,25 @@ async def post(client: httpx.AsyncClient, url: str, body: Item) -> Item:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("proxies", [0, 1])
 @pytest.mark.parametrize("api", ["chat", "responses"])
-async def test_agents_whose_model_is_the_endpoint_score_the_maximum(api, proxies):
+async def test_agents_whose_model_is_the_endpoint_behind_a_proxy_score_the_maximum(api):
     environments = [load(name) for name in NAMES]
-    async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(endpoint(environments))
-        for _ in range(proxies):
-            proxy = await stack.enter_async_context(serve(environments[:1], model=build_model(url, api)))
-            url = f"{proxy.urls['policy_model']}/v1"
-        running = await stack.enter_async_context(serve(environments, model=build_model(url, api)))
-        client = await stack.enter_async_context(httpx.AsyncClient(timeout=60))
+    named = {environment.name: environment for environment in environments}
+
+    def build_model(url: str) -> Model:
+        return model("endpoint/policy", base_url=url, api=api)
+
+    async with (
+        open_oracle(named, model("scripted/oracle")) as oracle,
+        testing.serve(testing.build_app(oracle)) as url,
+        serve(environments[:1], model=build_model(url)) as proxy,
+        serve(environments, model=build_model(f"{proxy.urls['policy_model']}/v1")) as running,
+        httpx.AsyncClient(timeout=60) as client,
+    ):
         for environment in environments:
             agent = running.urls[f"{environment.name}_simple_agent"]
             played = [await post(client, f"{agent}/run", row) for row in rows_of(environment)]
             assert [played_row["reward"] for played_row in played] == [1.0] * COUNT, environment.name
-
-
-def build_model(url: str, api: responses.Api) -> Model:
-    return model("endpoint/policy", base_url=url, api=api)
 
 
 class ForeignAgent:
@@ -170,24 +130,3 @@ async def test_a_foreign_agent_scores_the_maximum_with_the_default_servers(api):
             agent = ForeignAgent(running.urls[environment.name], running.urls["policy_model"], BUILD_REQUEST[api])
             rewards = [await agent.play(row) for row in rows_of(environment)]
             assert rewards == [1.0] * COUNT, environment.name
-
-
-async def test_a_responses_request_to_an_agent_uses_the_tools_of_its_session():
-    multineedle = load("multineedle")
-    [row] = rows_of(multineedle, count=1)
-    params = row["responses_create_params"] | {"tools": [tool.schema for tool in multineedle.tools.values()]}
-    async with serve([multineedle]) as running, httpx.AsyncClient(timeout=60) as client:
-        await post(client, f"{running.urls['multineedle']}/seed_session", row)
-        response = await post(client, f"{running.urls['multineedle_simple_agent']}/v1/responses", params)
-        judged = await post(client, f"{running.urls['multineedle']}/verify", {**row, "response": response})
-    assert judged["reward"] == 1.0
-
-
-@pytest.mark.slow
-async def test_a_conversation_without_a_row_is_rejected_in_the_form_of_the_api(environment):
-    async with serve([environment(SINGLE_TASK)]) as running, httpx.AsyncClient(timeout=60) as client:
-        for build_request in BUILD_REQUEST.values():
-            path, body = build_request({"input": [{"role": "user", "content": "What is love?"}]})
-            answer = await client.post(f"{running.urls['policy_model']}/v1/{path}", json=body)
-            assert answer.status_code == 422, path
-            assert "(read: 1 of made); POST the row to /run of an agent" in answer.json()["error"]["message"]
