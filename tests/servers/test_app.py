@@ -58,12 +58,6 @@ async def client(app):
         yield client
 
 
-async def test_a_body_is_read_and_written(client):
-    assert (await client.post("/echo", content=b'{"a": [1, null]}')).text == '{"a":[1,null]}'
-    assert (await client.post("/echo")).json() == {}
-    assert (await client.post("/echo", content=b'{"a": "\\ud800"}')).text == '{"a": "\\ud800"}'
-
-
 async def test_invalid_json_and_a_body_that_is_not_an_object_are_rejected(client):
     for text in (b"{", b"\xff", b"NaN", b'{"a": NaN}', b'{"\\ud800": Infinity}'):
         response = await client.post("/echo", content=text)
@@ -72,17 +66,6 @@ async def test_invalid_json_and_a_body_that_is_not_an_object_are_rejected(client
             parse_json(text)
     response = await client.post("/echo", content=b"[]")
     assert (response.status_code, response.json()["detail"][0]["msg"]) == (422, "the body must be a JSON object")
-
-
-@pytest.mark.parametrize("size", [10, 30])
-async def test_a_body_that_is_too_large_is_rejected(app, size):
-    async def limited(scope, receive, send):
-        get_state(scope).max_body = size
-        await app(scope, receive, send)
-
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(limited), base_url="http://gym.test") as limited_client:
-        response = await limited_client.post("/echo", content=b'{"a": "' + b"x" * 10 + b'"}')
-    assert response.status_code == (413 if size == 10 else 200)
 
 
 async def test_an_error_becomes_a_status_and_a_message(client):
@@ -95,12 +78,6 @@ async def test_an_error_becomes_a_status_and_a_message(client):
     assert (await client.get("/fails/again")).headers["retry-after"] == "7"
     response = await client.get("/echo")
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
-
-
-async def test_a_server_that_is_not_ready_reports_it():
-    app = create_app("made", "A server.", metrics=ServerMetrics("made"), ready=lambda: False)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gym.test") as client:
-        assert [(await client.get(path)).status_code for path in ("/livez", "/readyz")] == [200, 503]
 
 
 async def test_a_path_prefix_names_the_rollout(client):
@@ -132,31 +109,9 @@ async def test_requests_are_counted_by_route_and_status(client, metrics):
     assert found["request_bytes_total", echo, server] == len("{}{")
     assert found["response_bytes_total", echo, server] > len("{}")
     assert found["process_id", server] == os.getpid()
-    assert {name for name, *_ in found} == {
-        "places",
-        "uptime_seconds",
-        "requests_in_flight",
-        "process_id",
-        "requests_total",
-        "request_bytes_total",
-        "response_bytes_total",
-        *(f"request_seconds_{part}" for part in ("bucket", "count", "sum")),
-    }
-
-
-def test_each_metric_has_its_type_and_a_description(metrics):
-    metrics.record_response("/x", 200, 0.5)
-    text = metrics.render()
-    assert dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)) == {
-        "gymsdk_uptime_seconds": "gauge",
-        "gymsdk_requests_in_flight": "gauge",
-        "gymsdk_process_id": "gauge",
-        "gymsdk_request_bytes_total": "counter",
-        "gymsdk_response_bytes_total": "counter",
-        "gymsdk_requests_total": "counter",
-        "gymsdk_request_seconds": "histogram",
-    }
-    assert len(re.findall(r"^# HELP \w+ \w.*[.]$", text, re.MULTILINE)) == 7
+    types = dict(re.findall(r"^# TYPE gymsdk_(\w+) (\w+)$", answer.text, re.MULTILINE))
+    assert (types["places"], types["requests_total"], types["request_seconds"]) == ("gauge", "counter", "histogram")
+    assert len(re.findall(r"^# HELP \w+ \w.*[.]$", answer.text, re.MULTILINE)) == len(types)
 
 
 def test_buckets_are_cumulative(metrics):

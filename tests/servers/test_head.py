@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 
 import httpx
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from gymsdk.cluster.reports import Service, check_status
 from gymsdk.servers import head
@@ -55,15 +53,6 @@ async def test_the_configuration_is_a_json_string_of_yaml_in_which_every_server_
     for reference in REFERENCES.values():
         assert config["math_simple_agent"]["responses_api_agents"]["simple_agent"].items() >= REFERENCES.items()
         assert reference["type"] in config[reference["name"]]
-    parsed, found = OmegaConf.create(yaml.safe_load(answer.text)), {}
-    for name in parsed:
-        # A client that takes the instance and the implementation to share a name.
-        with contextlib.suppress(KeyError, AttributeError):
-            found[name] = parsed[name].resources_servers[name].port
-    assert found == {"math": 1234}
-    # A client that takes the only value of each level.
-    blocks = [next(iter(next(iter(parsed[service.name].values())).values())) for service in SERVICES]
-    assert [(found.host, found.port) for found in blocks] == [(service.host, service.port) for service in SERVICES]
 
 
 async def test_a_wildcard_host_is_returned_as_the_host_the_client_called():
@@ -105,15 +94,3 @@ async def test_a_server_that_is_silent_or_gone_is_reported_as_such():
         port = listener.getsockname()[1]
         assert await check_status("127.0.0.1", port, seconds=0.1) == "timeout"
     assert await check_status("127.0.0.1", port) == "connection_error"
-
-
-async def test_the_head_is_alive_from_the_start_and_starting_until_every_server_answers():
-    ready = False
-    head_client = client(ready=lambda: ready)
-    starting = [await head_client.get(path) for path in ("/readyz", "/healthz", "/health")]
-    assert [(answer.status_code, answer.json()) for answer in starting] == [(503, {"status": "starting"})] * 3
-    assert [(await head_client.get(path)).json() for path in ("/", "/livez")] == [{"status": "ok"}] * 2
-    ready = True
-    for path in ("/readyz", "/healthz", "/health"):
-        answer = await head_client.get(path)
-        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})

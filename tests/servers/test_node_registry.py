@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from pydantic import ValidationError
 
-from gymsdk.cluster.directory import build_shared_config, choose_services
+from gymsdk.cluster.directory import choose_services
 from gymsdk.cluster.registry import NodeRegistry
 from gymsdk.cluster.reports import MAX_ENTRIES, Exit, Registration
 from gymsdk.edge.errors import RequestRejected
@@ -19,10 +19,13 @@ from .registrations import HERE, MATH, build_exit_registration, build_registrati
 
 def test_a_node_is_registered_for_its_lease(registry, clock):
     assert registry.register("a", build_registration(MATH), HERE) == 10.0
+    assert not registry.is_settled
     clock.now = 9.0
     # A node that reports again stays, and may change its servers and the lease, but not to a longer one.
     assert registry.register("a", build_registration(build_service(implementation="sums")), HERE) == 10.0
     clock.now = 19.0
+    # Nodes that registered at an earlier head have had time to register again.
+    assert registry.is_settled
     assert [service.implementation for service in registry.services] == ["sums"]
     clock.now = 19.1
     assert (registry.services, len([*registry])) == ([], 0)
@@ -30,13 +33,20 @@ def test_a_node_is_registered_for_its_lease(registry, clock):
     assert registry.register("b", build_registration(seconds=2000.0), HERE) == 10.0
 
 
-def test_the_registry_remembers_a_bounded_number_of_nodes_that_left(clock):
+def test_the_numbers_of_nodes_and_of_nodes_that_left_are_bounded(clock):
     registry = NodeRegistry(max_nodes=2, clock=clock)
     for name in "abc":
         registry.leave(name)
     assert registry.register("a", build_registration(MATH), HERE) == 10.0
     with pytest.raises(RequestRejected, match="has left"):
         registry.register("c", build_registration(build_service()), HERE)
+    registry = NodeRegistry(max_nodes=1, clock=clock)
+    services = [MATH.model_copy(update={"name": f"math{number}", "id": f"{number:012x}"}) for number in range(3000)]
+    for _ in range(2):
+        registry.register("a", Registration(services=services), HERE)
+    assert len(registry.services) == len(services)
+    with pytest.raises(RequestRejected, match="this head already has 1 nodes"):
+        registry.register("b", build_registration(), HERE)
 
 
 def test_a_node_that_leaves_is_removed_at_once_and_cannot_register_again(registry):
@@ -74,25 +84,13 @@ def test_a_node_that_listens_on_all_addresses_is_reached_at_the_address_it_regis
         assert [service.host for service in registry.services] == [expected], (host, address)
 
 
-def test_the_number_of_nodes_is_bounded(clock):
-    registry = NodeRegistry(max_nodes=1, clock=clock)
-    registry.register("a", build_registration(), HERE)
-    registry.register("a", build_registration(), HERE)
-    with pytest.raises(RequestRejected, match="this head already has 1 nodes"):
-        registry.register("b", build_registration(), HERE)
-
-
-def test_the_registry_is_settled_after_earlier_nodes_had_time_to_register_again(registry, clock):
-    assert not registry.is_settled
-    clock.now = 10.0
-    assert registry.is_settled
-
-
-def test_expected_servers_and_exits_are_reported(registry):
-    exits = {"math": Exit(code=-9, at=1.0, restarts=2)}
-    registry.register("a", build_registration(expected=["math", "tool_call"], exits=exits), HERE)
+def test_expected_servers_and_the_last_abnormal_exits_are_reported(registry):
+    registry.register("a", build_registration(expected=["math", "tool_call"]), HERE)
     registry.register("b", build_registration(MATH, expected=["math"]), HERE)
-    assert (registry.expected_servers, registry.exits) == (["math", "tool_call"], exits)
+    killed, older = Exit(code=-9, at=9.0, pid=1, restarts=2), Exit(code=1, at=8.0, pid=1)
+    for name, report in (("r", older), ("s", killed), ("t", Exit(code=0, at=10.0, pid=1))):
+        registry.register(name, build_registration(exits={"math": report}, supervisor=name), HERE)
+    assert (registry.expected_servers, registry.exits) == (["math", "tool_call"], {"math": killed})
 
 
 def test_an_invalid_registration_is_rejected():
@@ -114,16 +112,6 @@ def test_the_oldest_healthy_instance_represents_its_name():
     assert choose_services([new, old, young], {old.id: "timeout", young.id: "success"})["math"] is young
     assert choose_services([new, old], {old.id: "timeout", new.id: "connection_error"})["math"] is old
     assert choose_services([new, old], {}, draining={old.id})["math"] is new
-
-
-def test_the_configuration_contains_task_routes_and_the_policy_model():
-    fields = {"resources_server": {"type": "resources_servers", "name": "math"}}
-    server = build_service(name="math_server", kind="environment_servers", fields=fields)
-    model = build_service(name="policy_model", kind="responses_api_models", fields={"model": "openai/x"})
-    assert build_shared_config([MATH, server, model]) == {
-        "environment_server_routes": {"math": "math_server"},
-        "policy_model_name": "openai/x",
-    }
 
 
 def test_a_node_is_removed_as_soon_as_its_supervisor_reports_its_exit(registry):
@@ -150,13 +138,6 @@ def test_the_exit_of_a_process_removes_only_the_node_of_this_process():
         registry.register("child", build_registration(build_service(**service), supervisor=supervisor), HERE)
         registry.register("supervisor", build_exit_registration(), HERE)
         assert len(registry.services) == 1, (service, supervisor)
-
-
-def test_an_abnormal_exit_is_not_hidden_by_another_server_of_its_name(registry):
-    killed, older = Exit(code=-9, at=9.0, pid=1), Exit(code=1, at=8.0, pid=1)
-    for name, report in (("r", older), ("s", killed), ("t", Exit(code=0, at=10.0, pid=1))):
-        registry.register(name, build_registration(exits={"math": report}, supervisor=name), HERE)
-    assert registry.exits == {"math": killed}
 
 
 def test_two_nodes_cannot_have_the_same_instance_id(registry):
@@ -189,13 +170,6 @@ def test_a_head_with_tls_rejects_servers_without_tls():
     check_services([MATH.model_copy(update={"scheme": "https"})], "127.0.0.1", head_address="127.0.0.1", scheme="https")
     with pytest.raises(RequestRejected, match="unencrypted; serve it with --tls-cert and --tls-key"):
         check_services([MATH], "127.0.0.1", head_address="127.0.0.1", scheme="https")
-
-
-def test_a_node_with_a_thousand_environments_is_registered_with_all_its_servers():
-    registry = NodeRegistry()
-    services = [MATH.model_copy(update={"name": f"math{number}", "id": f"{number:012x}"}) for number in range(3000)]
-    registry.register("n", Registration(services=services), "127.0.0.1")
-    assert len(registry.services) == len(services)
 
 
 def list_lost(registry):
@@ -349,17 +323,14 @@ def test_a_server_without_sessions_restarts_at_its_supervisors_next_report_until
     assert registry.due_restarts("s-7") == []
     for _ in range(2):
         assert read_state(registry) == (["math"], [], {math.id})
+    # Only the process of the order is restarted.
+    register_supervisor(registry, pid=9)
+    assert registry.due_restarts("s") == []
+    register_supervisor(registry)
     registry.leave("s-7")
     register_child(registry, pid=8)
     register_supervisor(registry, pid=8)
     assert read_state(registry) == ([], [], set())
-
-
-def test_only_the_process_of_the_order_is_restarted(registry):
-    register_both(registry)
-    registry.restart("math", 30)
-    register_supervisor(registry, pid=8)
-    assert registry.due_restarts("s") == []
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -390,9 +361,9 @@ def test_the_instances_of_a_name_restart_one_after_another(registry, clock):
     registry.leave("s-7")
     register_supervisor(registry, pid=8)
     # The process runs again, but its server does not answer yet.
-    assert (registry.due_restarts("s"), registry.due_restarts("t"), registry.draining_instances) == ([], [], set())
+    assert read_state(registry) == ([], [], set())
     register_child(registry, "s", pid=8)
-    assert (registry.due_restarts("s"), registry.due_restarts("t"), registry.draining_instances) == ([], [], {other.id})
+    assert read_state(registry) == ([], [], {other.id})
     for now in (9.0, 18.0, 27.0, 36.0):
         clock.now = now
         register_child(registry, "t", sessions=1)
@@ -417,7 +388,7 @@ def test_the_other_restarts_are_dropped_if_the_first_does_not_return_in_time(reg
         assert (registry.due_restarts("t"), registry.draining_instances, caplog.messages) == ([], set(), [])
     clock.now = 630.0
     register_supervisor(registry, pid=1000)
-    assert (registry.due_restarts("s"), registry.due_restarts("t"), registry.draining_instances) == ([], [], set())
+    assert read_state(registry) == ([], [], set())
     assert ["the restart of 'math' is given up" in message for message in caplog.messages] == [True]
     # The server answers again long afterwards.
     register_child(registry, "s", pid=1000)
@@ -425,11 +396,3 @@ def test_the_other_restarts_are_dropped_if_the_first_does_not_return_in_time(reg
     registry.restart("math", 30)
     assert registry.due_restarts("s") == ["math"]
     assert other.id not in registry.draining_instances
-
-
-def test_a_server_without_a_supervisor_cannot_be_restarted(registry):
-    registry.register("child", build_registration(MATH), HERE)
-    with pytest.raises(RequestRejected, match="serve it with --separate"):
-        registry.restart("math")
-    with pytest.raises(RequestRejected, match="unknown server 'mth'; did you mean 'math'"):
-        registry.restart("mth")

@@ -21,7 +21,7 @@ from gymsdk.edge.app import create_app as bare
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics
 
-from .nodes import fetch_nodes, serve_head, wait_until
+from .nodes import fetch_nodes, serve_head
 
 LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp")
 
@@ -108,18 +108,6 @@ async def test_a_runner_that_cannot_join_reports_it_and_leaves_nothing_running()
             await runner.wait_until_up(running)
         await client.aclose()
     assert running.done()
-
-
-@pytest.mark.slow
-async def test_a_head_that_was_blocked_waits_for_its_nodes_again():
-    async def is_settled() -> bool:
-        return (await fetch_nodes(runner.head_url))["settled"]
-
-    runner = build_runner(connection=HeadConnection(lease=3.0))
-    async with run(runner):
-        await wait_until(is_settled, 60)
-        time.sleep(2.0)  # noqa: ASYNC251  # blocks the loop on purpose
-        assert not await is_settled()
 
 
 async def _run_until_stopped(up: asyncio.Event, over: asyncio.Event) -> None:

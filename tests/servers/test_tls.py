@@ -216,18 +216,3 @@ async def test_a_run_behind_a_proxy_with_tls_says_at_its_start_why_the_servers_r
             await AgentClient(client).run("math_simple_agent", ROW)
         assert (caught.value.kind, caught.value.retryable) == ("server_unauthorized", False)
     await http.aclose()
-
-
-@pytest.mark.slow
-async def test_behind_a_proxy_with_tls_the_token_reaches_the_servers_of_this_machine_and_is_not_needed(
-    proxied, tls, monkeypatch
-):
-    async with serve(["math"], deployment=proxied) as servers, terminate_tls(servers.head_url, tls) as head:
-        assert (await ServerClient(head).get("math", "/readyz")).ok
-    deployment = proxied.model_copy(update={"token_file": None, "advertise_host": NOT_LOOPBACK})
-    monkeypatch.delenv("GYMSDK_TOKEN_FILE")
-    async with serve(["math"], deployment=deployment) as servers, terminate_tls(servers.head_url, tls) as head:
-        client = ServerClient(head, token=TOKEN)
-        assert client.withholds_token(await client.url("math"))
-        assert (await client.get("math", "/readyz")).ok
-    await http.aclose()
