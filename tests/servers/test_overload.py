@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -19,16 +18,14 @@ from rollouts.conftest import RecordingProgress
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from gymsdk import Environment, ServerClient
+from gymsdk import Environment
+from gymsdk.cluster.reports import Service
 from gymsdk.edge.app import create_app
 from gymsdk.edge.limits import ENTRY_OVERHEAD_BYTES, EpisodeSlots, IdempotencyCache
 from gymsdk.edge.request import json_response
 from gymsdk.http import client as http
 from gymsdk.observability.metrics import ServerMetrics
-from gymsdk.rollouts.agent_client import AgentClient
-from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.plan import Plan
-from gymsdk.rollouts.remote import RemotePlayer
 from gymsdk.rollouts.run import Run, execute
 from gymsdk.rollouts.settings import RunLimits
 from gymsdk.servers import agent
@@ -40,34 +37,18 @@ from .test_agent import ROW
 
 REQUESTS = 400
 
-BUSY_SERVER_SCRIPT = """
-import asyncio, sys, time
-from types import ModuleType
-
-from gymsdk import Environment, hookimpl, Task, Transcript, Verdict
-from gymsdk.config.model import Deployment
-from gymsdk.deploy import process
-
-module = ModuleType("busy")
+BUSY = """
+import time
+from gymsdk import Task, Verdict, hookimpl
 
 @hookimpl
-async def verify(task: Task, transcript: Transcript):
+async def verify(task: Task):
     ends = time.monotonic() + 3.0
     while time.monotonic() < ends:
         pass
     return Verdict(reward=1.0)
-
-module.verify = verify
-
-async def main(head_url):
-    deployment = Deployment(head_url=head_url, role="resources")
-    async with process.serve([Environment("busy", module)], deployment=deployment) as running:
-        print(running.urls["busy"], flush=True)
-        await asyncio.sleep(60)
-
-asyncio.run(main(sys.argv[1]))
 """
-"""Source of a process that blocks its event loop for three seconds in one request."""
+"""Source of an environment that blocks the event loop for three seconds in one request."""
 
 
 pytestmark = pytest.mark.usefixtures("close_client")
@@ -170,47 +151,27 @@ def counting(counter):
     return counter()
 
 
-@dataclass
-class LimitedServers:
-    """An agent that plays two episodes at a time and queues two, behind a head.
-
-    Attributes:
-        head: The URL of the head.
-        config_requests: The number of requests for the head's configuration.
-        rejections: The headers of each response of the agent with status 503.
-    """
-
-    head: str = ""
-    config_requests: int = 0
-    rejections: list[Headers] = field(default_factory=list)
-
-
 @asynccontextmanager
-async def serve_limited_agent(environment: Environment, model: Model) -> AsyncIterator[LimitedServers]:
-    """Serve an agent with small limits, and a head that knows it."""
-    servers = LimitedServers()
+async def serve_limited_agent(environment: Environment, model: Model) -> AsyncIterator[tuple[str, list[Headers]]]:
+    """Serve a head and an agent that plays two episodes at a time and queues two.
+
+    Yield the URL of the head, and the headers of each response of the agent with status 503.
+    """
+    rejections: list[Headers] = []
     app = agent.create_app(environment, model, concurrency=2, queue=2)
-    head = create_app("head", "A head that counts.", metrics=ServerMetrics("head"))
 
     async def record_rejections(scope: Scope, receive: Receive, send: Send) -> None:
         async def record(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 503:
-                servers.rejections.append(Headers(raw=message["headers"]))
+                rejections.append(Headers(raw=message["headers"]))
             await send(message)
 
         await app(scope, receive, record)
 
     async with serve_app(record_rejections) as port:
-
-        @head.get("/global_config_dict_yaml")
-        async def config() -> Response:
-            servers.config_requests += 1
-            address = {"host": "127.0.0.1", "port": port, "entrypoint": "app.py"}
-            return json_response({"counter_simple_agent": {"responses_api_agents": {"simple_agent": address}}})
-
-        async with serve_app(head) as head_port:
-            servers.head = f"http://127.0.0.1:{head_port}"
-            yield servers
+        fields = {"name": "counter_simple_agent", "kind": "responses_api_agents", "implementation": "simple_agent"}
+        async with serve_head(Service.model_validate(fields | {"port": port})) as head_url:
+            yield head_url, rejections
 
 
 class DelayedModel:
@@ -225,46 +186,30 @@ class DelayedModel:
 
 
 @pytest.mark.slow
-async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(counting, policy, monkeypatch):
-    monkeypatch.setattr("gymsdk.edge.limits.DEFAULT_RETRY_SECONDS", 1.0)
-    async with serve_limited_agent(counting, DelayedModel(policy("done"))) as servers:
-        # With a single attempt, the rollout would be lost if a rejection counted as an attempt.
-        player = RemotePlayer(AgentClient(ServerClient(servers.head), once=True), attempts=1)
-        row = ROW | {"agent_ref": {"name": "counter_simple_agent"}}
-        played = await asyncio.gather(
-            *(player(Job(task=number, repeat=0, environment="counter", row=row)) for number in range(12))
-        )
-    assert [result.rollout.outcome for result in played] == ["scored"] * 12
-    assert (len(servers.rejections) > 0, servers.config_requests) == (True, 1)
-
-
-@pytest.mark.slow
 async def test_a_run_with_more_rollouts_in_flight_than_its_servers_admit_waits_and_loses_none(
     counting, policy, monkeypatch, tmp_path
 ):
     monkeypatch.setattr("gymsdk.edge.limits.DEFAULT_RETRY_SECONDS", 1.0)
     tasks = tmp_path / "rows.jsonl"
     tasks.write_bytes(orjson.dumps(ROW | {"agent_ref": {"name": "counter_simple_agent"}}) + b"\n")
-    async with serve_limited_agent(counting, DelayedModel(policy("done"))) as servers:
-        plan = Plan(environments={}, head=servers.head, tasks=tasks, repeats=40)
+    async with serve_limited_agent(counting, DelayedModel(policy("done"))) as (head_url, rejections):
+        plan = Plan(environments={}, head=head_url, tasks=tasks, repeats=40)
         run = Run(plan, tmp_path / "run", limits=RunLimits(concurrency=40, attempts=1))
         [metrics] = await execute(run, RecordingProgress())
     assert metrics["outcomes"] == {"scored": 40}
     # A run that sends its requests again at once is rejected hundreds of times.
-    assert 0 < len(servers.rejections) < 200
-    assert all(int(headers["retry-after"]) >= 1 for headers in servers.rejections)
+    assert 0 < len(rejections) < 200
+    assert all(int(headers["retry-after"]) >= 1 for headers in rejections)
 
 
 @pytest.mark.slow
-async def test_a_node_with_a_busy_event_loop_keeps_its_lease(tmp_path):
-    script = tmp_path / "busy.py"
-    script.write_text(BUSY_SERVER_SCRIPT)
+async def test_a_node_with_a_busy_event_loop_keeps_its_lease(installed):
+    installed("busy", BUSY)
     async with serve_head(lease=1.0) as head_url:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, str(script), head_url, stdout=asyncio.subprocess.PIPE
-        )
+        command = [sys.executable, "-m", "gymsdk", "serve", "busy", "--role", "resources", "--head", head_url, "--json"]
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         try:
-            url = (await process.stdout.readline()).decode().strip()
+            url = orjson.loads(await process.stdout.readline())["servers"]["busy"]["url"]
             row: dict[str, Any] = {"responses_create_params": {"input": "?"}, "response": {"output": []}}
             verification = asyncio.ensure_future(http.post(f"{url}/verify", row, retry=http.DEFAULT_RETRY))
             while not verification.done():
@@ -330,20 +275,6 @@ class Operation:
         self.runs += 1
         await self.released.wait()
         return self._answer
-
-
-@pytest.mark.parametrize("keep", [True, False])
-async def test_two_concurrent_requests_share_one_run_and_a_later_one_the_response_that_is_kept(keep):
-    cache, work = IdempotencyCache(), Operation()
-    both = [asyncio.ensure_future(cache("a", work, keep=keep)) for _ in range(2)]
-    await asyncio.sleep(0)
-    work.released.set()
-    assert await asyncio.gather(*both) == [b"done", b"done"]
-    assert work.runs == 1
-    assert await cache("a", work, keep=keep) == b"done"
-    assert (work.runs, len(cache)) == ((1, 1) if keep else (2, 0))
-    await cache("b", work, keep=keep)
-    assert work.runs == (2 if keep else 3), "another key is another run"
 
 
 async def test_responses_expire_by_age_and_by_size_and_replacing_one_takes_no_more_memory():

@@ -65,6 +65,7 @@ def test_a_full_bucket_forgets_the_id_that_expires_first(file, monkeypatch):
     assert memory.claim(ids[2], 2, 1000) == 2
 
 
+@pytest.mark.slow
 def test_200_000_ids_fit(file):
     memory = SharedMemory(file)
     ids = [f"id-{number}" for number in range(200_000)]
