@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
-import sys
 import time
 
 import pytest
@@ -14,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from gymsdk import Failed
+from gymsdk.cli.status import format_status
 from gymsdk.cluster import status as survey_module
 from gymsdk.cluster.reports import Exit
 from gymsdk.cluster.status import LostNodeStatus, fetch_status
@@ -27,15 +26,6 @@ from .registrations import LAMP
 pytestmark = pytest.mark.usefixtures("close_client")
 
 
-async def run_status(*words: object) -> tuple[int, str, str]:
-    """Run `gymsdk status` and return its exit code and output."""
-    command = [sys.executable, "-m", "gymsdk", "status", *map(str, words)]
-    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    process_handle = await asyncio.create_subprocess_exec(*command, **pipes, env=os.environ)
-    out, err = await process_handle.communicate()
-    return process_handle.returncode or 0, out.decode(), err.decode()
-
-
 @pytest.mark.slow
 async def test_a_killed_server_is_reported_and_then_missing(installed):
     installed()
@@ -45,12 +35,17 @@ async def test_a_killed_server_is_reported_and_then_missing(installed):
         run_node(NodeClient(head, expected=["sums"])),
         serve_process("sums", head, lease=2.0) as (process_handle, url),
     ):
-        assert (await run_status("--head", head))[0] == 0
+        assert (await fetch_status(head)).is_healthy
         process_handle.send_signal(signal.SIGKILL)
         await process_handle.wait()
-        await wait_until(lambda: is_missing(head))
-        code, out, _ = await run_status("--head", head)
-    assert (code, url in out) == (1, False)
+
+        async def is_missing() -> bool:
+            return [server.health for server in (await fetch_status(head)).servers[1:]] == ["missing"]
+
+        await wait_until(is_missing)
+        report = await fetch_status(head)
+    out = format_status(report)
+    assert (report.is_healthy, url in out) == (False, False)
     assert "0 of 1 expected servers registered" in out
     assert "this head has just started: running nodes register with it within 10 seconds" in out
     assert "! sums is expected but not registered" in out
@@ -74,10 +69,6 @@ async def test_a_lost_node_is_reported_until_it_is_back_even_if_another_has_its_
 
 async def _fetch_lost(head: str) -> list[LostNodeStatus]:
     return (await fetch_status(head)).lost
-
-
-async def is_missing(head: str) -> bool:
-    return [server.health for server in (await fetch_status(head)).servers[1:]] == ["missing"]
 
 
 async def test_a_registered_server_that_does_not_answer_and_the_heads_own_exit_are_reported():
