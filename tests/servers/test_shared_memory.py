@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections import Counter
 from multiprocessing.connection import Connection
 
 import pytest
@@ -80,24 +79,6 @@ def test_the_workers_of_one_deployment_share_a_secret(file):
     os.close(other)
     assert secrets[0] == secrets[1] != secrets[2]
     assert len(set(secrets[0])) > 4
-
-
-def _claim_all(file: int, worker: int, owned: multiprocessing.Queue[tuple[int, list[int]]]) -> None:
-    memory = SharedMemory(file)
-    owned.put((worker, [memory.claim(f"id-{number}", worker, 60) for number in range(2000)]))
-
-
-def test_processes_that_claim_the_same_ids_at_once_agree_on_their_owners(file):
-    context = multiprocessing.get_context("fork")
-    owned: multiprocessing.Queue[tuple[int, list[int]]] = context.Queue()
-    workers = [context.Process(target=_claim_all, args=(file, worker, owned)) for worker in (1, 2)]
-    for worker in workers:
-        worker.start()
-    owners = dict(owned.get(timeout=30) for _ in workers)
-    for worker in workers:
-        worker.join()
-    assert owners[1] == owners[2]
-    assert Counter(owners[1]).keys() <= {1, 2}
 
 
 def _claim_and_wait(file: int, channel: Connection) -> None:

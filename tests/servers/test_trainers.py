@@ -151,18 +151,6 @@ async def test_a_row_is_run_with_the_trainers_sampling_and_sixty_four_at_once(ru
     assert [float(result["reward"]) for _, result in answers] == [1.0] * 64
 
 
-async def test_an_episode_request_is_answered_with_its_ids_and_a_result(running, client):
-    row = first_row("tool_call")
-    params = row.pop("responses_create_params")
-    ids = {"episode_id": {"rollout_id": "r-1", "attempt": 1}, "task_id": {"taskset": "tool_call", "task_id": "0"}}
-    task = {"task_id": ids["task_id"], "task_input": {"responses_create_params": params, "task_data": row}}
-    body = {"episode_id": ids["episode_id"], "task": task}
-    status, answer = await post(client, f"{running.urls['tool_call_environment_server']}/run", body)
-    assert (status, answer["result"]["reward"], "failure" in answer) == (200, 1.0, False)
-    assert {key: answer[key] for key in ids} == ids
-    assert not [key for key in answer["result"] if key.startswith("_ng_")]
-
-
 async def test_metrics_are_reported_by_group_and_by_repeat(running, client):
     rewards = {(0, 0): 1.0, (0, 1): 0.0, (1, 0): 1.0, (1, 1): 1.0}
     rows: list[Json] = [{"_ng_failure_class": "x"}, {"_ng_task_index": 0, "reward": 0.0, "mask_sample": True}]
