@@ -41,11 +41,11 @@ def test_parsing_the_same_turn_again_gives_the_same_ids() -> None:
     assert Chat().parse_action([{"type": "reasoning", "summary": []}], turn=3)[0]["id"] == "rs_3_0"
 
 
-def test_items_keep_their_ids_and_are_copied() -> None:
-    given = [{"type": "function_call", "name": "look", "arguments": {}, "call_id": "c", "id": "x"}]
+def test_items_keep_their_ids_and_nan_and_are_copied() -> None:
+    given = [{"type": "function_call", "name": "look", "arguments": {"at": math.nan}, "call_id": "c", "id": "x"}]
     (item,) = Chat().parse_action(given, turn=0)
-    assert item == given[0] | {"arguments": "{}"}
-    assert given[0]["arguments"] == {}
+    assert item == given[0] | {"arguments": '{"at": NaN}'}
+    assert isinstance(given[0]["arguments"], dict)
 
 
 def test_a_turn_is_parsed_into_an_equal_copy() -> None:
@@ -85,12 +85,6 @@ def test_an_invalid_action_is_rejected_with_an_explanation(action: Any, message:
         Chat().parse_action(action, turn=0)
 
 
-def test_every_sampled_action_can_be_parsed() -> None:
-    chat = Chat()
-    chat.action_space.seed(1)
-    assert all(chat.parse_action(chat.action_space.sample(), turn=0) for _ in range(50))
-
-
 def test_an_observation_is_a_list_of_chat_messages_in_the_space() -> None:
     observation = Chat().encode_opening(
         [
@@ -124,8 +118,3 @@ def test_a_reply_holds_tool_outputs_and_messages_as_copies() -> None:
 def test_an_unknown_codec_or_a_tokenizer_for_chat_is_rejected(name: str, tokenizer: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build_codec(name, tokenizer)
-
-
-def test_nan_in_arguments_is_kept() -> None:
-    (item,) = Chat().parse_action([{"type": "function_call", "name": "look", "arguments": {"at": math.nan}}], turn=0)
-    assert item["arguments"] == '{"at": NaN}'

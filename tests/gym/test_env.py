@@ -18,7 +18,7 @@ from gymsdk import Environment, UsageError, load
 from gymsdk.errors import BadConfig, BadRow, BrokenEnvironment, UnknownEnvironment, UnknownSplit
 from gymsdk.gym.env import Env
 
-from .conftest import call
+from .conftest import HOST, call
 
 Make = Callable[..., Env]
 
@@ -133,6 +133,11 @@ def test_invalid_arguments_are_rejected_with_an_explanation(
         Env(**given)
 
 
+def test_settings_for_an_existing_environment_are_rejected() -> None:
+    with pytest.raises(BadConfig, match="has its settings already"):
+        Env(load("math"), families=[])
+
+
 def test_a_reset_searches_for_a_task_within_a_limit() -> None:
     endless = Env("multineedle", seconds=0.05)
     with pytest.raises(BadRow, match="the index 99999999999 exceeds the largest"):
@@ -144,18 +149,11 @@ def test_a_reset_searches_for_a_task_within_a_limit() -> None:
 
 
 def test_settings_whose_names_clash_with_arguments_go_into_the_settings_dict(installed: Any) -> None:
-    from .conftest import HOST
-
     installed("host", "from gymsdk import *\nfrom typing import *\nimport asyncio\n" + HOST)
     env = Env("host", settings={"environment": "mine"}, goal=5, judge="scripted/null")
     config: Any = env._config.environment.config
     assert (config.environment, config.goal, config.judge is not None) == ("mine", 5, True)
     env.close()
-
-
-def test_settings_for_an_existing_environment_are_rejected() -> None:
-    with pytest.raises(BadConfig, match="has its settings already"):
-        Env(load("math"), families=[])
 
 
 @pytest.mark.parametrize(("stage", "kind"), [("reset", "hook_raised"), ("verify", "judge_failed")])
@@ -183,20 +181,16 @@ def test_an_invalid_action_uses_no_turn(env: Make) -> None:
     assert counter.step("Three.")[2]
 
 
-def test_the_turn_budget_truncates_the_episode_and_keeps_the_verdict(env: Make) -> None:
+def test_the_budgets_of_turns_and_tools_truncate_the_episode_and_keep_the_verdict(env: Make) -> None:
     counter = env(turns=2)
     counter.reset(seed=1)
     counter.step(call("add", by=2))
     observation, reward, terminated, truncated, info = counter.step(call("add", by=1))
     assert (reward, terminated, truncated, info["ended"]) == (1.0, False, True, "turns")
     assert observation[0]["content"] == '{"count":3}'
-
-
-def test_the_tool_budget_truncates_the_episode(env: Make) -> None:
     counter = env(tools=1)
     counter.reset(seed=1)
-    both = call("add", by=1)["tool_calls"] * 2
-    observation, _, terminated, truncated, info = counter.step({"tool_calls": both})
+    observation, _, terminated, truncated, info = counter.step({"tool_calls": call("add", by=1)["tool_calls"] * 2})
     assert (terminated, truncated, info["ended"]) == (False, True, "tools")
     assert [message["content"][:8] for message in observation] == ['{"count"', '{"error"']
 

@@ -181,6 +181,7 @@ def test_a_hanging_close_hook_does_not_block_exit(build_host_script: Callable[..
     assert "did not return by its deadline" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["hang", "doze"])
 def test_a_step_that_hangs_in_a_thread_does_not_block_exit(build_host_script: Callable[..., str], tool: str) -> None:
     script = f"""

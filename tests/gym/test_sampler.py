@@ -143,6 +143,9 @@ def verify():
 """
 
 
+ENDLESS = LONG.replace('range(12_000 if split == "train" else 5)', "__import__('itertools').count()")
+
+
 @pytest.mark.slow
 def test_a_finite_split_is_sampled_up_to_its_end(environment: Callable[..., Environment]) -> None:
     sampler = TaskSampler(environment(LONG))
@@ -155,9 +158,7 @@ def test_an_endless_split_that_ignores_the_seed_is_sampled_within_a_reported_lim
     environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gymsdk.gym.config.MAX_LISTED_TASKS", 10)
-    sampler = TaskSampler(
-        environment(LONG.replace('range(12_000 if split == "train" else 5)', "__import__('itertools').count()"))
-    )
+    sampler = TaskSampler(environment(ENDLESS))
     assert {int(prompt(sampler.draw(rng(seed)))) for seed in range(100)} == set(range(10))
     assert "more than 10 tasks; only the first 10 are drawn from" in caplog.text
     assert "let its tasks depend on the seed" in caplog.text
@@ -165,40 +166,29 @@ def test_an_endless_split_that_ignores_the_seed_is_sampled_within_a_reported_lim
         sampler.find("row-11")
 
 
-def test_the_search_for_an_id_in_an_endless_split_has_a_reported_limit(
-    kinds: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gymsdk.gym.config.MAX_SEARCHED_TASKS", 10)
-    assert prompt(TaskSampler(kinds).find("row-9")) == "train 0 9"
-    with pytest.raises(BadRow, match="no task with the ID 'row-10' among its first 10;"):
-        TaskSampler(kinds).find("row-10")
-
-
-@pytest.mark.parametrize("task", [10, 10**30, "train:0:10", f"train:7:{10**12}"])
-def test_an_index_beyond_the_search_limit_is_rejected_at_once(
+@pytest.mark.parametrize("task", ["row-10", 10, 10**30, "train:0:10", f"train:7:{10**12}"])
+def test_a_task_beyond_the_search_limit_is_rejected_at_once(
     kinds: Environment, monkeypatch: pytest.MonkeyPatch, task: int | str
 ) -> None:
     monkeypatch.setattr("gymsdk.gym.config.MAX_SEARCHED_TASKS", 10)
-    assert prompt(TaskSampler(kinds).find(9)) == "train 0 9"
-    with pytest.raises(BadRow, match=r"the index 10+ exceeds the largest that is searched, 9; choose a smaller index"):
+    assert prompt(TaskSampler(kinds).find("row-9")) == prompt(TaskSampler(kinds).find(9)) == "train 0 9"
+    message = r"the index 10+ exceeds the largest that is searched, 9; choose a smaller index"
+    if task == "row-10":
+        message = "no task with the ID 'row-10' among its first 10;"
+    with pytest.raises(BadRow, match=message):
         TaskSampler(kinds).find(task)
 
 
-@pytest.mark.parametrize("task", [99_999, "train:5:99999", "nobody"])
-def test_the_search_for_a_task_stops_after_the_seconds_of_a_reset(kinds: Environment, task: int | str) -> None:
-    with pytest.raises(
-        UsageError, match=r"not found within 0.01 s \([0-9,]+ tasks read\); give the row itself, or a larger `sec"
-    ):
-        TaskSampler(kinds, seconds=0.01).find(task)
-    assert prompt(TaskSampler(kinds, seconds=1e-9).find(0)) == "train 0 0"
-
-
-def test_the_search_for_an_id_stops_after_the_seconds_where_the_split_ignores_the_seed(
-    environment: Callable[..., Environment],
+@pytest.mark.parametrize("task", [99_999, "train:5:99999", "nobody", "row-1"])
+def test_the_search_for_a_task_stops_after_the_seconds_of_a_reset(
+    kinds: Environment, environment: Callable[..., Environment], task: int | str
 ) -> None:
-    endless = LONG.replace('range(12_000 if split == "train" else 5)', "__import__('itertools').count()")
-    with pytest.raises(UsageError, match=r"not found within 0\.01 s"):
-        TaskSampler(environment(endless), seconds=0.01).find("row-1")
+    """The search for `row-1` reads a split that ignores the seed."""
+    searched = environment(ENDLESS) if task == "row-1" else kinds
+    message = r"not found within 0.01 s \([0-9,]+ tasks read\); give the row itself, or a larger `sec"
+    with pytest.raises(UsageError, match=message):
+        TaskSampler(searched, seconds=0.01).find(task)
+    assert prompt(TaskSampler(kinds, seconds=1e-9).find(0)) == "train 0 0"
 
 
 def test_all_given_rows_are_searched(kinds: Environment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from math import isnan
 from typing import Any
@@ -12,12 +11,12 @@ import pytest
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 from sums_environment import PLAIN
 
-from gymsdk import Environment, ToolCall, Verdict, hookimpl
+from gymsdk import Environment
 from gymsdk.errors import UsageError
 from gymsdk.gym.env import Env
 from gymsdk.gym.policy import Policy, rollout
 from gymsdk.gym.registration import register
-from gymsdk.gym.vector import VectorEnv
+from gymsdk.gym.vector import VectorEnv, get_info
 from gymsdk.models.scripted import ScriptedModel
 
 ROWS = [{"responses_create_params": {"input": "note"}}]
@@ -26,44 +25,34 @@ NOTES = f"""{PLAIN}
 def note() -> str:
     return "noted"
 
+async def doze() -> None:
+    await asyncio.sleep(60)
+
 @hookimpl
 def tools():
-    return [note]
+    return [note, doze]
 
 @hookimpl
 def verify(transcript):
     return Verdict(reward=float(len(transcript.calls("note"))))
+
+@hookimpl
+def solve():
+    return [ToolCall(name="note")]
 """
-
-
-class Notes:
-    """An environment that gives a reward for each note; its tool `doze` sleeps longer than any deadline here."""
-
-    @hookimpl
-    def tools(self) -> list[Callable[..., Any]]:
-        def note() -> str:
-            return "noted"
-
-        async def doze() -> None:
-            await asyncio.sleep(60)
-
-        return [note, doze]
-
-    @hookimpl
-    def verify(self, transcript: Any) -> Verdict:
-        return Verdict(reward=float(len(transcript.calls("note"))))
-
-    @hookimpl
-    def solve(self) -> list[ToolCall]:
-        return [ToolCall(name="note")]
-
+"""An environment that gives a reward for each note; its tool `doze` sleeps longer than any deadline here."""
 
 NOTE, DOZE = ([{"type": "function_call", "name": name, "arguments": "{}"}] for name in ("note", "doze"))
 
 
 @pytest.fixture
-def env() -> Iterator[Env]:
-    env = Env(Environment("notes", Notes()), tasks=ROWS)
+def notes(environment: Callable[..., Environment]) -> Environment:
+    return environment(NOTES)
+
+
+@pytest.fixture
+def env(notes: Environment) -> Iterator[Env]:
+    env = Env(notes, tasks=ROWS)
     yield env
     env.close()
 
@@ -87,13 +76,9 @@ def test_a_discarded_time_limit_wrapper_sets_no_limit(env: Env) -> None:
     assert env.step(NOTE)[1:4] == (0.0, False, False)
 
 
-def test_an_unscorable_episode_at_a_time_limit_has_a_nan_reward() -> None:
-    class Broken(Notes):
-        @hookimpl
-        def verify(self) -> Verdict:
-            raise ValueError("no gold")
-
-    limited = TimeLimit(Env(Environment("broken", Broken()), tasks=ROWS), 1)
+def test_an_unscorable_episode_at_a_time_limit_has_a_nan_reward(environment: Callable[..., Environment]) -> None:
+    broken = f"{NOTES}\n@hookimpl\ndef verify():\n    raise ValueError('no gold')\n"
+    limited = TimeLimit(Env(environment(broken), tasks=ROWS), 1)
     limited.reset()
     _, reward, _, truncated, info = limited.step(NOTE)
     limited.close()
@@ -117,9 +102,9 @@ def test_make_and_make_vec_limit_the_steps_and_return_the_verdict(installed: Cal
 
 
 @pytest.mark.parametrize("steps", [0, True, "3"])
-def test_an_invalid_step_limit_of_a_vector_is_rejected(steps: Any) -> None:
+def test_an_invalid_step_limit_of_a_vector_is_rejected(notes: Environment, steps: Any) -> None:
     with pytest.raises(UsageError, match="max_episode_steps must be a positive integer"):
-        VectorEnv(Environment("notes", Notes()), tasks=ROWS, max_episode_steps=steps)
+        VectorEnv(notes, tasks=ROWS, max_episode_steps=steps)
 
 
 def test_a_rollout_under_a_time_limit_is_judged(env: Env, policy: Callable[..., ScriptedModel]) -> None:
@@ -127,21 +112,22 @@ def test_a_rollout_under_a_time_limit_is_judged(env: Env, policy: Callable[..., 
     assert (result.outcome, result.ended, result.reward) == ("scored", "turns", 2.0)
 
 
-def test_a_slot_that_reaches_its_deadline_does_not_affect_the_others() -> None:
-    env = VectorEnv(Environment("notes", Notes()), num_envs=3, tasks=ROWS, seconds=0.4, turns=3)
+def test_a_slot_that_reaches_its_deadline_does_not_affect_the_others(notes: Environment) -> None:
+    env = VectorEnv(notes, num_envs=3, tasks=ROWS, seconds=0.4, turns=3)
     oracle = Policy("scripted/oracle", env)
     observations, infos = env.reset()
     oracle.batch(observations, infos)
     observations, rewards, _, truncated, infos = env.step([NOTE, DOZE, NOTE])
     assert (isnan(rewards[1]), truncated.tolist()) == (True, [False, True, False])
+    assert get_info(infos, 1)["failure"]["kind"] == "tool_timeout"
     turns = oracle.batch(observations, infos)
     assert [turn.failure for turn in turns] == [None] * 3
     assert [len(turn) for turn in turns] == [1, 0, 1]
     env.close()
 
 
-def test_a_policy_may_take_longer_than_a_step() -> None:
-    env = Env(Environment("notes", Notes()), tasks=ROWS, seconds=0.05)
+def test_a_policy_may_take_longer_than_a_step(notes: Environment) -> None:
+    env = Env(notes, tasks=ROWS, seconds=0.05)
     oracle = Policy("scripted/oracle", env)
     observation, info = env.reset()
     assert env.episode is not None

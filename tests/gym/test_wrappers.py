@@ -50,10 +50,10 @@ def test_the_nan_of_a_failure_is_in_the_statistics_and_the_passive_checker_warns
     assert isnan(info["episode"]["r"])
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async", "vector_entry_point"])
 def test_make_vec_works_in_gymnasiums_modes(mode: str, registered: list[str]) -> None:
     kwargs: dict[str, Any] = {"shared_memory": False} if mode == "async" else {}
-    vector = gymnasium.make_vec("nemo/math", 2, mode, kwargs, tasks=[ROW])
+    vector = gymnasium.make_vec("nemo/math", 2, mode, kwargs, tasks=[ROW], families=["linear"])
     observations, _ = vector.reset(seed=1)
     assert [messages[0]["content"] for messages in observations] == [ROW["responses_create_params"]["input"]] * 2  # type: ignore[index]  # a row's prompt
     _, rewards, *_ = vector.step(["\\boxed{2}", "\\boxed{3}"])
