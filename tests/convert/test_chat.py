@@ -97,34 +97,6 @@ class TestRequest:
         [message] = chat.build_messages({"input": [item, responses.build_message("4") | TOKENS]})
         assert message.items() >= (TOKENS | {"reasoning_content": "hmm"}).items()
 
-    def test_an_image_part_is_converted(self) -> None:
-        picture = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
-        [message] = chat.build_messages({"input": [user([{"type": "input_text", "text": "what?"}, picture])]})
-        image = {"url": "data:image/png;base64,AA", "detail": "auto"}
-        assert message["content"] == [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": image}]
-
-    def test_tools_use_the_nested_format_of_chat(self) -> None:
-        request = {"input": "x", "tools": [TOOL], "parallel_tool_calls": False}
-        body = chat.build_body(request | {"tool_choice": "auto"})
-        function = {key: value for key, value in TOOL.items() if key != "type"}
-        assert body["tools"] == [{"type": "function", "function": function}]
-        assert (body["tool_choice"], body["parallel_tool_calls"]) == ("auto", False)
-        body = chat.build_body(request | {"tool_choice": {"type": "function", "name": "add"}})
-        assert body["tool_choice"] == {"type": "function", "function": {"name": "add"}}
-
-    def test_parameters_are_renamed_for_chat(self) -> None:
-        same = {"model": "m", "temperature": 0.5, "top_p": 0.9, "user": "u"}
-        request = same | {"input": "x", "max_output_tokens": 7, "reasoning": {"effort": "low"}}
-        body = chat.build_body(request, limit="max_completion_tokens")
-        assert body == same | {"max_completion_tokens": 7, "reasoning_effort": "low", "messages": [user("x")]}
-
-    def test_an_output_schema_uses_the_nested_format_of_chat(self) -> None:
-        form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
-        body = chat.build_body({"input": "x", "text": {"format": form, "verbosity": "low"}})
-        schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
-        assert body["response_format"] == {"type": "json_schema", "json_schema": schema}
-        assert body["verbosity"] == "low"
-
     def test_metadata_carries_fields_that_responses_lacks(self) -> None:
         extra = {"top_k": 20, "temperature": 0.1}
         metadata = {"extra_body": json.dumps(extra), "chat_template_kwargs": '{"enable_thinking": false}', "tag": "t"}
@@ -163,27 +135,16 @@ NO_COMPLETIONS: tuple[object, ...] = (None, [], {}, {"choices": []}, {"choices":
 
 
 class TestResponse:
-    def test_text_becomes_a_message(self) -> None:
-        response = chat.parse_completion(completed({"content": "hi"}, created=1), {"tools": [TOOL], "temperature": 0.5})
-        assert types(response) == ["message"]
-        assert response["output"][0]["content"] == [{"type": "output_text", "text": "hi", "annotations": []}]
-        assert (response["status"], response["model"], response["temperature"]) == ("completed", "m", 0.5)
-        assert response["tools"] == [TOOL]
-
-    @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-    def test_a_reasoning_field_becomes_an_item_before_the_text(self, field: str) -> None:
-        response = chat.parse_completion(completed({"content": "4", field: "2+2"}), {})
-        assert types(response) == ["reasoning", "message"]
-        assert response["output"][0]["summary"] == [{"type": "summary_text", "text": "2+2"}]
-        assert types(chat.parse_completion(completed({"content": "", field: "2+2"}), {})) == ["reasoning"]
-        assert types(chat.parse_completion(completed({"content": None}), {})) == ["message"]
-
-    def test_parallel_calls_keep_their_order_ids_and_text(self) -> None:
+    def test_text_and_parallel_calls_keep_their_order_and_ids(self) -> None:
         calls = [{"id": f"c{n}", "function": {"name": "add", "arguments": f'{{"a":{n}}}'}} for n in (1, 2)]
-        response = chat.parse_completion(completed({"content": "I add.", "tool_calls": calls}, "tool_calls"), {})
+        completion = completed({"content": "I add.", "tool_calls": calls}, "tool_calls", created=1)
+        response = chat.parse_completion(completion, {"tools": [TOOL], "temperature": 0.5})
         assert types(response) == ["message", "function_call", "function_call"]
+        assert response["output"][0]["content"] == [{"type": "output_text", "text": "I add.", "annotations": []}]
         assert [item["call_id"] for item in response["output"][1:]] == ["c1", "c2"]
         assert response["output"][2]["arguments"] == '{"a":2}'
+        assert (response["status"], response["model"], response["temperature"]) == ("completed", "m", 0.5)
+        assert response["tools"] == [TOOL]
 
     @pytest.mark.parametrize("arguments", [None, "", {"a": 1}])
     def test_a_call_always_has_an_id_and_arguments_as_text(self, arguments: object) -> None:
@@ -254,3 +215,64 @@ def test_the_response_has_the_stop_sequence_that_ended_it() -> None:
     assert chat.parse_completion({"choices": [choice]}, {})["stop_sequence"] == "two"
     # vLLM gives the id of a stop token as a number.
     assert "stop_sequence" not in chat.parse_completion({"choices": [choice | {"stop_reason": 7}]}, {})
+
+
+THINKING = {"type": "thinking", "thinking": [{"type": "text", "text": "a"}]}
+
+
+def parse_message(**message: Any) -> tuple[list[str], str | None]:
+    """Parse a completion with this *message*; return the reasoning texts and the text of the Response."""
+    output = chat.parse_completion(completed(message), {})["output"]
+    reasoning = [part["text"] for item in output if item["type"] == "reasoning" for part in item["summary"]]
+    return reasoning, next((item["content"][0]["text"] for item in output if item["type"] == "message"), None)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"content": "<think>a</think>4"}, (["a"], "4")),
+        ({"content": "a</think>4"}, (["a"], "4")),
+        ({"content": "4", "reasoning_content": "a"}, (["a"], "4")),
+        ({"content": "4", "reasoning": "a"}, (["a"], "4")),
+        ({"content": "4", "reasoning": "a", "reasoning_content": "a"}, (["a"], "4")),
+        ({"content": "4", "reasoning": "", "reasoning_content": "a"}, (["a"], "4")),
+        ({"content": "<think>\na\n</think>4", "reasoning_content": "\na\n"}, (["\na\n"], "4")),
+        ({"content": "<think>a</think>x<think>b</think>4"}, (["a", "b"], "x4")),
+        ({"content": [THINKING, {"type": "text", "text": "4"}]}, (["a"], "4")),
+        ({"content": [{"type": "text", "text": "<think>a</think>"}, {"type": "text", "text": "4"}]}, (["a"], "4")),
+        ({"content": "4", "reasoning": [{"type": "text", "text": "a"}]}, (["a"], "4")),
+        ({"content": "4", "reasoning": {"effort": "high"}}, ([], "4")),
+        ({"content": None, "reasoning": "a"}, (["a"], None)),
+        ({"content": "", "reasoning_content": "a"}, (["a"], None)),
+        ({"content": None}, ([], "")),
+    ],
+)
+def test_reasoning_becomes_an_item_in_every_format_of_servers(
+    message: Item, expected: tuple[list[str], str | None]
+) -> None:
+    assert parse_message(**message) == expected
+
+
+def test_a_tool_call_after_a_reasoning_field_is_parsed() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    message = {"content": None, "reasoning": "a", "tool_calls": [call]}
+    assert types(chat.parse_completion(completed(message), {})) == ["reasoning", "function_call"]
+
+
+def test_token_fields_of_a_turn_are_sent_back_unchanged_even_if_empty() -> None:
+    tokens = {"prompt_token_ids": [1], "generation_token_ids": [], "generation_log_probs": [], "routed_experts": [[7]]}
+    [message] = chat.build_messages({"input": [responses.build_reasoning("a"), responses.build_message("") | tokens]})
+    assert {key: message[key] for key in tokens} == tokens
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_a_completion_that_the_engine_aborted_is_a_failure(reason: str) -> None:
+    choice = {"message": {"content": "The answer is"}, "finish_reason": reason}
+    with pytest.raises(Failed, match=f"gave up the answer .*{reason}") as caught:
+        chat.parse_completion({"choices": [choice]}, {})
+    assert (caught.value.kind, caught.value.retryable) == ("model_error", True)
+
+
+def test_top_logprobs_requests_log_probabilities_too() -> None:
+    body = chat.build_body({"input": "x", "top_logprobs": 3})
+    assert (body["logprobs"], body["top_logprobs"]) == (True, 3)

@@ -18,37 +18,22 @@ from gymsdk.convert.responses import ReasoningFilter
 from gymsdk.errors import Failed
 from gymsdk.types import Item
 
+from .test_chat_inbound import BODY as CHAT_BODY
+
 Position: TypeAlias = tuple[str | int, ...]
 
 SCHEMA = {"type": "object", "properties": {}}
-IMAGE = {"url": "http://a/b.png", "detail": "low"}
 SAMPLING = {"model": "m", "temperature": 1, "top_p": 1, "stream": True, "metadata": {"user_id": "u"}, "top_k": 3}
-CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 BODIES: dict[str, Item] = {
     "chat/completions": {
+        **CHAT_BODY,
         **SAMPLING,
-        "messages": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": IMAGE}]},
-            {"role": "assistant", "content": "b", "reasoning_content": "hm", "refusal": None, "tool_calls": [CALL]},
-            {"role": "tool", "tool_call_id": "c1", "content": "3"},
-        ],
-        "tools": [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}],
-        "tool_choice": {
-            "type": "allowed_tools",
-            "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "add"}}]},
-        },
-        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": CHAT_BODY["tools"]}},
         "stream_options": {"include_usage": True},
         "max_tokens": 9,
-        "max_completion_tokens": 9,
-        "n": 1,
-        "reasoning_effort": "low",
-        "verbosity": "low",
         "logprobs": True,
         "top_logprobs": 2,
         "stop": ["x"],
-        "parallel_tool_calls": True,
     },
     "responses": {
         **SAMPLING,
@@ -110,9 +95,9 @@ values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dic
 def positions(value: Any, here: Position = ()) -> Iterator[Position]:
     """Yield the position of each element in *value*."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in inner:
+    for key, element in inner:
         yield (*here, key)
-        yield from positions(each, (*here, key))
+        yield from positions(element, (*here, key))
 
 
 def replace_value(body: Item, position: Position, value: Any) -> Item:

@@ -160,7 +160,7 @@ UNUSUAL_ARGUMENTS = [
 ]
 OBJECTS = st.dictionaries(st.text(), st.integers() | st.text() | st.none() | st.lists(st.booleans()))
 ARGUMENTS = (
-    st.text() | st.sampled_from(UNUSUAL_ARGUMENTS) | OBJECTS.map(lambda each: json.dumps(each, separators=(",", ":")))
+    st.text() | st.sampled_from(UNUSUAL_ARGUMENTS) | OBJECTS.map(lambda found: json.dumps(found, separators=(",", ":")))
 )
 IDS = st.text("abcdef0123456789", min_size=8).map("rs_{}".format)
 

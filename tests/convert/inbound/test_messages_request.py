@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gymsdk import responses
-from gymsdk.convert import anthropic, chat
+from gymsdk.convert import anthropic
 from gymsdk.convert.api import InvalidRequest
 from gymsdk.types import Item
 
@@ -194,22 +194,6 @@ def test_a_key_that_only_responses_has_is_ignored_with_one_warning(caplog: pytes
     with caplog.at_level(logging.WARNING, "gymsdk"):
         assert parse(instructions="x") == parse(instructions="x") == parse()
     assert ["instructions" in record.getMessage() for record in caplog.records] == [True]
-
-
-def test_the_whole_request_can_be_converted_to_chat() -> None:
-    call = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
-    request = parse(
-        {"role": "user", "content": [IMAGE, block("add")]},
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hmm", "signature": ""}, call | TOKENS]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "3"}]},
-        system="S",
-        tools=[TOOL],
-        tool_choice={"type": "any"},
-    )
-    body = chat.build_body(request)
-    assert [message["role"] for message in body["messages"]] == ["system", "user", "assistant", "tool"]
-    assert body["messages"][2].items() >= (TOKENS | {"content": None, "reasoning_content": "hmm"}).items()
-    assert (body["tool_choice"], body["max_tokens"]) == ("required", 9)
 
 
 USER: Item = {"role": "user"}

@@ -94,8 +94,3 @@ def test_errors_have_the_format_of_openai(path: str, kind: str, statuses: list[i
     for status in statuses:
         error = INBOUND_APIS[path].build_error(ApiError(status, "No.", code="c", param="p"))
         assert error == {"error": {"message": "No.", "type": kind, "param": "p", "code": "c"}}
-
-
-@pytest.mark.parametrize("path", INBOUND_APIS)
-def test_an_inbound_api_is_found_by_its_path(path: str) -> None:
-    assert INBOUND_APIS[path].path == path
