@@ -27,20 +27,10 @@ def one_of(draw: Draw, *texts: str) -> str:
 def write_integer(draw: Draw, value: int) -> str:
     """Write an integer: with groups of thousands, as a sum, a product, a power or a factorial."""
     sign, size = ("-" if value < 0 else ""), abs(value)
-    forms = [
-        f"{value}",
-        f"{sign}{size:,}",
-        f"{sign}{size:,}".replace(",", r"\,"),
-        f"{sign}{size:,}".replace(",", "{,}"),
-    ]
-    forms += [
-        rf"{value - 7}+7",
-        rf"\frac{{{3 * value}}}{{3}}",
-        f"{value}.0",
-        rf"{value}.",
-        f"−{size}" if sign else f"+{size}",
-    ]
-    forms += [str(value).translate(str.maketrans("0123456789", "０１２３４５６７８９"))]
+    grouped = [f"{sign}{size:,}".replace(",", comma) for comma in (",", r"\,", "{,}")]
+    wide = str(value).translate(str.maketrans("0123456789", "０１２３４５６７８９"))
+    forms = [f"{value}", *grouped, rf"{value - 7}+7", rf"\frac{{{3 * value}}}{{3}}", f"{value}.0", f"{value}.", wide]
+    forms.append(f"−{size}" if sign else f"+{size}")
     return one_of(draw, *forms)
 
 
@@ -82,23 +72,15 @@ def _write_decimal(value: Fraction) -> str:
     return rf"{whole}.{digits[:start]}\overline{{{digits[start:]}}}"
 
 
+STYLES = (
+    *("TEXT", " TEXT ", "$TEXT$", r"\(TEXT\)", r"\[TEXT\]", r"\displaystyle TEXT", r"\mathbf{TEXT}"),
+    *(r"\,TEXT\,", r"TEXT\!", "TEXT.", "{TEXT}", r"\color{red} TEXT"),
+)
+
+
 def style(draw: Draw, text: str) -> str:
     """Change only the style: spaces, delimiters, fonts, punctuation."""
-    return one_of(
-        draw,
-        text,
-        f" {text} ",
-        f"${text}$",
-        rf"\({text}\)",
-        rf"\[{text}\]",
-        rf"\displaystyle {text}",
-        rf"\mathbf{{{text}}}",
-        rf"\,{text}\,",
-        rf"{text}\!",
-        f"{text}.",
-        f"{{{text}}}",
-        rf"\color{{red}} {text}",
-    )
+    return one_of(draw, *STYLES).replace("TEXT", text)
 
 
 rationals = st.builds(

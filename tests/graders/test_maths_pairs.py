@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,21 +13,14 @@ PAIRS = [json.loads(line) for line in (Path(__file__).parent / "maths_pairs.json
 GROUPS = sorted({pair["group"] for pair in PAIRS})
 
 
-def find_errors(pairs: list[dict[str, Any]]) -> list[tuple[str, str, bool]]:
-    return [
-        (pair["gold"], pair["reply"], pair["right"])
-        for pair in pairs
-        if (grade(pair["gold"], pair["reply"]).outcome == EQUAL) != pair["right"]
-    ]
-
-
 def test_the_pairs_are_many_right_and_wrong_ones() -> None:
     assert min(sum(pair["right"] for pair in PAIRS), sum(not pair["right"] for pair in PAIRS)) >= 600
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_right_answers_are_equal_and_wrong_ones_are_not(group: str) -> None:
-    assert find_errors([pair for pair in PAIRS if pair["group"] == group]) == []
+    pairs = [pair for pair in PAIRS if pair["group"] == group]
+    assert [pair for pair in pairs if (grade(pair["gold"], pair["reply"]).outcome == EQUAL) != pair["right"]] == []
 
 
 @pytest.mark.parametrize(

@@ -29,33 +29,15 @@ def box(answer: str) -> str:
 
 
 @given(written)
-@settings(max_examples=400, deadline=None)
-def test_another_way_to_write_a_value_is_equal(value: Written) -> None:
-    assert grade(value.first, box(value.second)).outcome == EQUAL
-
-
-@given(written)
-@settings(max_examples=400, deadline=None)
-def test_another_value_is_different(value: Written) -> None:
-    assert grade(value.first, box(value.other)).outcome != EQUAL
-
-
-@given(written)
-@settings(max_examples=200, deadline=None)
-def test_the_order_does_not_matter(value: Written) -> None:
-    for answer in (value.second, value.other):
-        assert grade(value.first, box(answer)).outcome == grade(answer, box(value.first)).outcome
-
-
-@given(written)
-@settings(max_examples=200, deadline=None)
-def test_equal_answers_have_one_normal_form(value: Written) -> None:
-    first, second = grade(value.first, box(value.first)), grade(value.first, box(value.second))
-    other = grade(value.first, box(value.other))
-    # A name or a bracket may be left out: the form is the same for the answers of one kind.
-    if first.outcome == second.outcome == EQUAL and "..." not in str(first.extracted):
-        assert first.extracted == second.extracted or {"(", "["} & set(str(first.extracted))
-    assert other.extracted != first.extracted
+@settings(max_examples=300, deadline=None)
+def test_another_way_to_write_a_value_is_equal_and_another_value_is_not_in_either_order(value: Written) -> None:
+    same, other = grade(value.first, box(value.second)), grade(value.first, box(value.other))
+    assert same.outcome == grade(value.second, box(value.first)).outcome == EQUAL
+    assert other.outcome == grade(value.other, box(value.first)).outcome != EQUAL
+    # Equal answers have one normal form. A name or a bracket may be left out: it is the same for answers of one kind.
+    first = grade(value.first, box(value.first)).extracted
+    assert first == same.extracted or {"(", "["} & set(str(first)) or "..." in str(first)
+    assert first != other.extracted
 
 
 @given(written, st.data())
@@ -88,7 +70,7 @@ def grade_or_refuse(gold: str, reply: str) -> Grade | None:
 
 
 @given(texts, texts)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @example("((((((((((" * 50, "\\boxed{" + "(" * 3000 + "}")
 @example("2^{2^{2^{2^{2^{2}}}}}", "\\boxed{2^{2^{2^{2^{2^{2^2}}}}}}")
 @example("5", "\\boxed{9999999!}")
@@ -123,19 +105,8 @@ def test_any_text_is_graded_in_a_bounded_number_of_steps(gold: str, reply: str) 
     assert boxed is None or isinstance(boxed, Grade)
 
 
-TOKENS = (
-    *" \n.,:;!?#*_`$%^&|/\\(){}[]<>=+-0aA√°²'",
-    r"\boxed{",
-    r"\text{",
-    r"\,",
-    r"\(",
-    r"\pm",
-    r"\frac",
-    "or",
-    "the ",
-    "answer",
-    "is ",
-)
+MACRO_TOKENS = [r"\boxed{", r"\text{", r"\,", r"\(", r"\pm", r"\frac"]
+TOKENS = (*" \n.,:;!?#*_`$%^&|/\\(){}[]<>=+-0aA√°²'", *MACRO_TOKENS, "or", "the ", "answer", "is ")
 
 
 @pytest.mark.slow
@@ -143,14 +114,8 @@ TOKENS = (
 def test_no_repetition_makes_the_grader_hang() -> None:
     repeated = [(first + second) * (1500 // len(first + second)) for first in TOKENS for second in ("", *TOKENS)]
     for text in repeated:
-        for reply in (
-            text,
-            f"Result is 17\n{text}",
-            f"\\boxed{{{text}}}",
-            f"\\boxed{{5}}{text}\\boxed{{6}}",
-            f"The answer is {text}x",
-        ):
-            grade_or_refuse("5", reply)
+        for form in ("{}", "Result is 17\n{}", r"\boxed{{{}}}", r"\boxed{{5}}{}\boxed{{6}}", "The answer is {}x"):
+            grade_or_refuse("5", form.format(text))
 
 
 @pytest.mark.parametrize("gold", ["", "  ", "$$", "\\boxed{}", "\\frac{1}{", "2 3", "=", "1/0x", "\\foo{3}"])

@@ -21,17 +21,8 @@ def draw(rng: random.Random, depth: int) -> Any:
 
     x, y = sp.symbols("x y")
     if depth == 0 or rng.random() < 0.15:
-        return rng.choice(
-            [
-                x,
-                x,
-                y,
-                sp.Integer(rng.randint(-9, 9)),
-                sp.Rational(rng.randint(-9, 9), rng.randint(1, 9)),
-                sp.pi,
-                sp.sqrt(rng.choice([2, 3, 5])),
-            ]
-        )
+        numbers = [sp.Integer(rng.randint(-9, 9)), sp.Rational(rng.randint(-9, 9), rng.randint(1, 9)), sp.pi]
+        return rng.choice([x, x, y, *numbers, sp.sqrt(rng.choice([2, 3, 5]))])
     inner = draw(rng, depth - 1)
     match rng.randrange(8):
         case 0 | 1:
@@ -60,14 +51,8 @@ def change(rng: random.Random, expression: Any) -> Any:
     import sympy as sp
 
     x = sp.Symbol("x")
-    return rng.choice(
-        [
-            expression + sp.Rational(1, rng.randint(2, 10**9)),
-            expression * sp.Rational(10**6 + 1, 10**6),
-            expression + x / 997,
-            -expression,
-        ]
-    )
+    near = [expression + sp.Rational(1, rng.randint(2, 10**9)), expression * sp.Rational(10**6 + 1, 10**6)]
+    return rng.choice([*near, expression + x / 997, -expression])
 
 
 def is_different(first: Any, second: Any) -> bool | None:
@@ -76,7 +61,7 @@ def is_different(first: Any, second: Any) -> bool | None:
 
     x, y = sp.symbols("x y")
     point = {x: sp.Rational(7, 13), y: sp.Rational(11, 17)}
-    values = [each.subs(point).evalf(40) for each in (first, second)]
+    values = [expression.subs(point).evalf(40) for expression in (first, second)]
     if not all(value.is_number and value.is_finite for value in values):
         return None
     return bool(abs(values[0] - values[1]) > sp.Float("1e-30", 40) * (1 + abs(values[0])))
@@ -114,4 +99,4 @@ def test_random_expressions_are_graded_as_sympy_compares_them() -> None:
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         results = list(pool.map(compare, range(EXPRESSIONS // CHUNK)))
     assert sum(decided for decided, _ in results) >= 0.9 * EXPRESSIONS
-    assert [each for _, wrong in results for each in wrong] == []
+    assert [pair for _, wrong in results for pair in wrong] == []
