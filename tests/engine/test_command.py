@@ -155,4 +155,4 @@ def test_the_selected_parser_and_chat_template_are_logged_in_one_line() -> None:
 
 def test_a_launch_without_tools_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     vllm_command.log_command(launch(name="my/policy", tools=False))
-    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -87,26 +87,22 @@ async def test_a_vllm_that_ignores_sigterm_is_killed(fake: FakeVllm) -> None:
     assert not fake.running
 
 
-async def test_a_killed_vllm_restarts_at_the_same_address_and_its_old_engine_is_killed(fake: FakeVllm) -> None:
-    async with vllm() as engine:
-        ((pid, engine_pid, _),) = fake.starts
-        os.kill(pid, signal.SIGKILL)
-        await wait_until(lambda: not is_running(engine_pid))
-        assert "here I am" in await request_echo(engine)
-        assert engine.last_exit is not None
-        assert (engine.last_exit.code, engine.last_exit.restarts) == (-9, 1)
-    assert not fake.running
-
-
-async def test_vllm_ends_and_restarts_if_its_watcher_is_killed(fake: FakeVllm) -> None:
+@pytest.mark.parametrize("is_watcher", [False, True])
+async def test_a_vllm_that_is_killed_or_loses_its_watcher_restarts_at_the_same_address(
+    fake: FakeVllm, is_watcher: bool
+) -> None:
     async with vllm() as engine:
         ((pid, engine_pid, watcher),) = fake.starts
-        os.kill(watcher, signal.SIGKILL)
-        await wait_until(lambda: not is_running(pid))
-        # Without the watcher, nothing kills the engine of the fake. The real vLLM ends its engines on SIGTERM.
-        os.kill(engine_pid, signal.SIGKILL)
+        os.kill(watcher if is_watcher else pid, signal.SIGKILL)
+        await wait_until(lambda: not is_running(pid if is_watcher else engine_pid))
+        if is_watcher:
+            # Without the watcher, nothing kills the engine of the fake. The real vLLM ends its engines on SIGTERM.
+            os.kill(engine_pid, signal.SIGKILL)
         await wait_until(lambda: len(fake.starts) == 2)
         assert "here I am" in await request_echo(engine)
+        assert engine.last_exit is not None
+        assert engine.last_exit.restarts == 1
+        assert is_watcher or engine.last_exit.code == -9
     assert not fake.running
 
 
@@ -164,15 +160,16 @@ async def test_separate_servers_do_not_receive_the_api_key_in_gymsdk_variables(
     await process.communicate()
     assert line
     assert len(variables) > 1
-    assert not any(b"GYMSDK_" in each for each in variables)
+    assert not any(b"GYMSDK_" in environment for environment in variables)
     assert not fake.running
 
 
 def read_server_environments(pid: int) -> list[bytes]:
     """Return the environment variables of each server that the process *pid* has started, and of its guard."""
-    started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    server_pids = [each for each in started if b"--only" in Path(f"/proc/{each}/cmdline").read_bytes()]
-    return [Path(f"/proc/{each}/environ").read_bytes() for each in server_pids]
+    started = [Path("/proc", child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [
+        child.joinpath("environ").read_bytes() for child in started if b"--only" in (child / "cmdline").read_bytes()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -294,7 +291,5 @@ async def test_tools_without_a_parser_log_a_warning(fake: FakeVllm, caplog: pyte
     async with vllm(name="my/policy"):
         pass
     assert "--enable-auto-tool-choice" not in fake.argv
-    (warning,) = [
-        each.getMessage() for each in caplog.records if (each.name, each.levelno) == ("gymsdk", logging.WARNING)
-    ]
-    assert "'my/policy'" in warning
+    [warning] = [record for record in caplog.records if (record.name, record.levelno) == ("gymsdk", logging.WARNING)]
+    assert "'my/policy'" in warning.getMessage()

@@ -133,9 +133,9 @@ def list_server_processes() -> set[int]:
     while parents:
         parent = parents.pop()
         for thread in Path(f"/proc/{parent}/task").glob("*/children"):
-            children = [int(each) for each in thread.read_text().split()]
+            children = [int(pid) for pid in thread.read_text().split()]
             parents += children
-            found |= {each for each in children if CHILD_COMMAND[-1].encode() in read_command(each)}
+            found |= {pid for pid in children if CHILD_COMMAND[-1].encode() in read_command(pid)}
     return found
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 async def play(rows: list[dict[str, Any]], head: BaseServerConfig | None) -> list[tuple[dict[str, Any], Any]]:
-    return [await each for each in RolloutCollectionHelper().run_examples(examples=rows, head_server_config=head)]
+    return [await waiting for waiting in RolloutCollectionHelper().run_examples(rows, head)]
 
 
 async def fail(row: Mapping[str, Any], head: BaseServerConfig) -> RunError:
@@ -75,22 +75,24 @@ async def test_a_row_may_be_played_several_times(head: BaseServerConfig) -> None
     assert len({result["response"]["id"] for _, result in played}) == 3
 
 
+WRONG_ROWS: tuple[dict[str, Any], ...] = (
+    {"agent_ref": {"name": AGENT}},
+    {"agent_ref": {"name": AGENT}, "responses_create_params": {"input": 4}},
+)
+UNKNOWN_AGENT = {"agent_ref": {"name": "nobody"}, "responses_create_params": {"input": "hi"}}
+
+
 @pytest.mark.parametrize(
     ("row", "status", "message"),
     [
-        ({"agent_ref": {"name": AGENT}}, 422, "responses_create_params: Field required"),
+        (WRONG_ROWS[0], 422, "responses_create_params: Field required"),
+        (WRONG_ROWS[1], 422, "input"),
         # NeMo Gym's client tries an unknown agent again for ten seconds.
-        pytest.param(
-            {"agent_ref": {"name": "nobody"}, "responses_create_params": {"input": "hi"}},
-            404,
-            f"servers.*{AGENT}",
-            marks=pytest.mark.slow,
-        ),
-        ({"agent_ref": {"name": AGENT}, "responses_create_params": {"input": 4}}, 422, "input"),
+        pytest.param(UNKNOWN_AGENT, 404, f"servers.*{AGENT}", marks=pytest.mark.slow),
     ],
-    ids=["not a row", "unknown agent", "wrong input"],
+    ids=["not a row", "wrong input", "unknown agent"],
 )
-async def test_a_wrong_row_is_an_error_of_the_data(
+async def test_a_wrong_row_is_an_error_of_the_data_that_can_leave_the_process(
     head: BaseServerConfig, row: dict[str, Any], status: int, message: str
 ) -> None:
     error = await fail(row, head)
@@ -99,12 +101,12 @@ async def test_a_wrong_row_is_an_error_of_the_data(
     assert re.search(message, error.message)
     if status == 422:
         assert json.loads(error.response_content)["detail"]
-
-
-WRONG_ROWS: tuple[dict[str, Any], ...] = (
-    {"agent_ref": {"name": AGENT}},
-    {"agent_ref": {"name": AGENT}, "responses_create_params": {"input": 4}},
-)
+    for pickler in (pickle, cloudpickle):
+        copy = pickler.loads(pickler.dumps(error))
+        assert (type(copy), copy.status, copy.message) == (RunError, status, error.message)
+        assert copy.response_content == error.response_content
+        assert str(copy.request_info.real_url) == str(error.request_info.real_url)
+    assert status == 404 or str(error.request_info.real_url) == f"http://127.0.0.1:{head.port}/{AGENT}/run"
 
 
 def read_as_verl(result: dict[str, Any]) -> float:
@@ -142,16 +144,6 @@ async def test_a_refused_row_does_not_end_the_batch_of_verl(
         await collect_as_verl([{**wrong, "_rowidx": number} for number in range(2)], head)
 
 
-@pytest.mark.slow
-async def test_a_failure_of_the_infrastructure_ends_the_batch_of_verl(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, head = start(policy_base_url=["http://127.0.0.1:9/v1"])
-    monkeypatch.setitem(sys.modules, "verl", ModuleType("verl"))
-    with pytest.raises(RunError, match="503"):
-        await collect_as_verl(build_rows(2), head)
-
-
 @pytest.mark.parametrize("wrong", WRONG_ROWS)
 async def test_a_failed_row_may_be_a_result_as_in_nemo_gym(head: BaseServerConfig, wrong: dict[str, Any]) -> None:
     rows = [*build_rows(1), {**wrong, "_rowidx": 1}]
@@ -167,11 +159,16 @@ async def test_a_failed_row_may_be_a_result_as_in_nemo_gym(head: BaseServerConfi
 
 
 @pytest.mark.slow
-async def test_engines_that_do_not_answer_are_an_error_of_the_infrastructure(start: Start) -> None:
+async def test_engines_that_do_not_answer_are_an_error_of_the_infrastructure_that_ends_the_batch_of_verl(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, head = start(policy_base_url=["http://127.0.0.1:9/v1"])
     error = await fail(build_rows(1)[0], head)
     assert error.status == 503
     assert "127.0.0.1:9" in str(error)
+    monkeypatch.setitem(sys.modules, "verl", ModuleType("verl"))
+    with pytest.raises(RunError, match="503"):
+        await collect_as_verl(build_rows(2), head)
 
 
 @pytest.mark.slow
@@ -185,15 +182,6 @@ async def test_servers_that_have_ended_are_an_error_of_the_infrastructure(start:
     assert caught.value.status == 503
     with pytest.raises(Exception, match=str(head.port)):
         await client.get(AGENT, "/")
-
-
-async def test_an_error_can_leave_the_process(head: BaseServerConfig) -> None:
-    error = await fail({"agent_ref": {"name": AGENT}}, head)
-    for pickler in (pickle, cloudpickle):
-        copy = pickler.loads(pickler.dumps(error))
-        assert (type(copy), copy.status, copy.message) == (RunError, 422, error.message)
-        assert copy.response_content == error.response_content
-        assert str(copy.request_info.real_url) == f"http://127.0.0.1:{head.port}/{AGENT}/run"
 
 
 async def test_a_row_finds_its_agent_by_its_task_source(head: BaseServerConfig) -> None:
@@ -218,14 +206,12 @@ async def test_rows_without_an_agent_are_refused_before_any_is_sent(
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_semaphore_limits_the_rollouts_in_flight(head: BaseServerConfig) -> None:
-    iterator = RolloutCollectionHelper().run_examples(build_rows(6), head, asyncio.Semaphore(1))
-    assert [(await each)[0]["_rowidx"] for each in iterator] == [*range(6)]
-
-
-async def test_all_awaitables_may_be_taken_before_the_first_is_awaited(head: BaseServerConfig) -> None:
-    awaitables = list(RolloutCollectionHelper().run_examples(build_rows(4), head))
-    played = await asyncio.gather(*awaitables)
+async def test_a_semaphore_limits_the_rollouts_in_flight_and_all_may_be_awaited_together(
+    head: BaseServerConfig,
+) -> None:
+    iterator = RolloutCollectionHelper().run_examples(build_rows(4), head, asyncio.Semaphore(1))
+    assert [(await waiting)[0]["_rowidx"] for waiting in iterator] == [*range(4)]
+    played = await asyncio.gather(*RolloutCollectionHelper().run_examples(build_rows(4), head))
     assert sorted(row["_rowidx"] for row, _ in played) == [*range(4)]
 
 

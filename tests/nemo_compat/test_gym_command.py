@@ -125,5 +125,5 @@ def test_wrong_arguments_are_explained(tmp_path: Path, arguments: str, message: 
 
 def test_environments_are_listed(tmp_path: Path) -> None:
     assert "tool_call" in gym(tmp_path, "list", "environments")
-    assert any(each["name"] == "tool_call" for each in json.loads(gym(tmp_path, "list", "--json")))
+    assert any(server["name"] == "tool_call" for server in json.loads(gym(tmp_path, "list", "--json")))
     assert gym(tmp_path, "--version").startswith("gymsdk ")

@@ -31,8 +31,8 @@ class Actor:
         return str(ServerClient.load_from_global_config(self.head).global_config_dict.ray_head_node_address)
 
     async def run_rollouts(self, rows: list[dict[str, Any]]) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-        for each in RolloutCollectionHelper().run_examples(examples=rows, head_server_config=self.head):
-            row, result = await each
+        for waiting in RolloutCollectionHelper().run_examples(examples=rows, head_server_config=self.head):
+            row, result = await waiting
             yield row["_rowidx"], result
 
     def health_check(self) -> bool:
@@ -60,13 +60,13 @@ def test_rollouts_stream_out_of_an_actor(ray: Any, engines: list[str]) -> None:
     actor = ray.remote(Actor).remote()
     address = ray.get(actor.spin_up.remote(build_config(engines)))
     assert address == ray.get_runtime_context().gcs_address
-    results = [ray.get(each) for each in actor.run_rollouts.options(num_returns="streaming").remote(build_rows(6))]
+    results = [ray.get(result) for result in actor.run_rollouts.options(num_returns="streaming").remote(build_rows(6))]
     assert sorted(number for number, _ in results) == [*range(6)]
     assert max(result["reward"] for _, result in results) == 1.0
     assert ray.get(actor.health_check.remote())
     stream = actor.run_rollouts.options(num_returns="streaming").remote([{"agent_ref": {"name": AGENT}}])
     with pytest.raises(ray.exceptions.RayTaskError) as caught:
-        [ray.get(each) for each in stream]
+        [ray.get(result) for result in stream]
     assert isinstance(caught.value.cause, RunError)
     assert caught.value.cause.status == 422
     ray.get(actor.shut_down.remote())

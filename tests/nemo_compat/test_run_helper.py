@@ -81,7 +81,7 @@ def test_clients_without_a_token_need_insecure(start: Start, capfd: pytest.Captu
 def test_poll_notices_that_the_servers_have_ended(start: Start) -> None:
     helper, _ = start()
     helper.poll()
-    (pid,) = (each for each in list_server_processes() if b"process_guard" not in read_command(each))
+    (pid,) = (pid for pid in list_server_processes() if b"process_guard" not in read_command(pid))
     os.kill(pid, signal.SIGKILL)
 
     def get_problem() -> str:
@@ -113,58 +113,46 @@ def test_shutdown_leaves_no_process(start: Start) -> None:
         helper.poll()
 
 
-def test_the_servers_end_with_the_trainer(engines: list[str]) -> None:
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "forgets them"])
+def test_the_servers_end_with_the_trainer(engines: list[str], is_killed: bool) -> None:
     config = build_config(engines)
     script = f"""
         import time
         from nemo_gym.cli import GlobalConfigDictParserConfig, RunHelper
         from omegaconf import DictConfig
-        settings = GlobalConfigDictParserConfig(
-            initial_global_config_dict=DictConfig({config!r}), skip_load_from_cli=True, skip_load_from_dotenv=True
-        )
-        RunHelper().start(settings)
+        options = dict(skip_load_from_cli=True, skip_load_from_dotenv={is_killed})
+        RunHelper().start(GlobalConfigDictParserConfig(initial_global_config_dict=DictConfig({config!r}), **options))
         print("ready", flush=True)
-        time.sleep(600)
+        time.sleep({600 if is_killed else 0})
         """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    trainer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     port = config["head_server"]["port"]
-    try:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
+    ) as trainer:
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "ready\n"
-        assert accepts(port)
-    finally:
-        trainer.kill()
-        trainer.communicate()
-    wait_until(lambda: not accepts(port))
+        if is_killed:
+            assert accepts(port)
+            trainer.kill()
+        assert trainer.wait(60) == (-signal.SIGKILL if is_killed else 0)
+    wait_until(lambda: not accepts(port), 40.0 if is_killed else 0.1)
 
 
-def test_the_servers_end_when_the_trainer_forgets_them(engines: list[str]) -> None:
-    config = build_config(engines)
-    script = f"""
-        from nemo_gym.cli import GlobalConfigDictParserConfig, RunHelper
-        from omegaconf import DictConfig
-        settings = GlobalConfigDictParserConfig(initial_global_config_dict=DictConfig({config!r}))
-        RunHelper().start(settings)
-        """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    trainer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert trainer.returncode == 0, trainer.stderr
-    assert not accepts(config["head_server"]["port"])
-
-
-def test_a_wrong_configuration_is_refused(engines: list[str]) -> None:
-    for changes, error, message in (
-        ({"config_paths": ["nothing.yaml"]}, BadConfig, "nothing.yaml"),
-        ({"config_paths": []}, UsageError, "config_paths"),
-        ({"policy_api_key": "${nowhere}"}, BadConfig, "nowhere"),
+def test_a_wrong_configuration_is_refused_before_a_process_starts_and_a_port_in_use_later(
+    engines: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    policy = {"responses_api_models": {"gymsdk_model": {"model": "scripted/oracle"}}}
+    agent = {"responses_api_agents": {"simple_agent": {}}}
+    for config, error, message in (
+        (build_config(engines, config_paths=["nothing.yaml"]), BadConfig, "nothing.yaml"),
+        (build_config(engines, config_paths=[]), UsageError, "config_paths"),
+        (build_config(engines, policy_api_key="${nowhere}"), BadConfig, "nowhere"),
+        ({"policy_model": policy, "agent": agent}, UsageError, "'agent' does not name its resources server"),
     ):
         with pytest.raises(error, match=message):
-            RunHelper().start(parse(build_config(engines, **changes)))
-    assert not list_server_processes()
-
-
-def test_a_port_that_is_in_use_is_refused(engines: list[str]) -> None:
+            RunHelper().start(parse(config))
+    # The process of the servers would have written the error, too.
+    assert capfd.readouterr().err == ""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UsageError, match=str(port)):
@@ -215,12 +203,3 @@ def test_the_command_line_and_the_env_file_are_read(
         assert ServerClient.load_from_global_config(head).global_config_dict.policy_model_name == "from_file"
     finally:
         helper.shutdown()
-
-
-def test_a_wrong_plan_is_refused_before_a_process_starts(capfd: pytest.CaptureFixture[str]) -> None:
-    policy = {"responses_api_models": {"gymsdk_model": {"model": "scripted/oracle"}}}
-    agent = {"responses_api_agents": {"simple_agent": {}}}
-    with pytest.raises(UsageError, match="'agent' does not name its resources server"):
-        RunHelper().start(parse({"policy_model": policy, "agent": agent}))
-    # The process of the servers would have written the error, too.
-    assert capfd.readouterr().err == ""
