@@ -45,8 +45,10 @@ View = Callable[..., Viewer]
 
 
 @contextmanager
-def start_viewer(*runs: Path, cache: Path, cwd: Path | None = None, options: Sequence[str] = ()) -> Iterator[Viewer]:
-    command = [sys.executable, "-m", "gymsdk", "view", *map(str, runs), "--no-browser", *options]
+def start_viewer(
+    *runs: Path, cache: Path, cwd: Path | None = None, options: Sequence[str] = (), prefix: Sequence[str] = ()
+) -> Iterator[Viewer]:
+    command = [*prefix, sys.executable, "-m", "gymsdk", "view", *map(str, runs), "--no-browser", *options]
     environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
     log = cache.parent / "viewer.log"
     log.parent.mkdir(parents=True, exist_ok=True)
