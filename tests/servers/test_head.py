@@ -47,7 +47,9 @@ async def test_the_configuration_is_a_json_string_of_yaml_in_which_every_server_
     config = yaml.safe_load(answer.json())
     assert yaml.safe_load(yaml.safe_load(answer.text)) == config
     block = {"entrypoint": "app.py", "host": "127.0.0.1", "port": 1234, "domain": "math"}
-    assert config["math"]["resources_servers"]["math"] == block
+    # Clients take the only value of each level.
+    assert config["math"] == {"resources_servers": {"math": block}}
+    assert [len(config["math_simple_agent"]), *map(len, config["math_simple_agent"].values())] == [1, 1]
     assert config["head_server"] == {"host": "127.0.0.1", "port": 11000}
     assert config["policy_model_name"] == "scripted/oracle"
     for reference in REFERENCES.values():
