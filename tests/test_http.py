@@ -23,6 +23,10 @@ QUICK = client.Retry(times=3, first=0.001, longest=0.01)
 KEY = SecretStr("sk-very-secret")
 
 
+CLOSED, HALF = 0, -1
+"""Instead of a status: the connection is closed before the response, or in the middle of it."""
+
+
 @asynccontextmanager
 async def serving(handler: Handler, port: int = 0) -> AsyncIterator[str]:
     app = web.Application()
@@ -47,16 +51,20 @@ class Scene:
         self.seen.append(request)
         self.bodies.append(await request.read())
         status, text, headers = next(self._answers)
-        if status == 0:
+        if status <= 0:
+            response = web.StreamResponse(headers={"Content-Length": "1000"})
+            if status == HALF:
+                await response.prepare(request)
+                await response.write(b'{"ok"')
             assert request.transport is not None
             request.transport.abort()
-            return web.Response()
+            return response
         return web.Response(status=status, text=text, headers=headers)
 
 
 OK = (200, '{"ok": true}', {})
 BUSY = (503, "busy", {})
-CUT = (0, "", {})
+CUT = (CLOSED, "", {})
 
 
 async def failure(scene: Scene, **options: object) -> Failed:
@@ -76,7 +84,7 @@ async def test_the_body_and_the_key_arrive_and_the_response_is_parsed() -> None:
     assert {name: scene.seen[0].headers[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("status", [0, 408, 409, 429, 500, 520])
+@pytest.mark.parametrize("status", [CLOSED, HALF, 408, 409, 429, 500, 520])
 async def test_closed_connections_and_temporary_errors_are_retried(status: int) -> None:
     scene = Scene((status, "later", {}), (status, "later", {}), OK)
     async with serving(scene.answer) as url:
@@ -130,6 +138,10 @@ async def test_a_retry_after_beyond_the_deadline_is_not_waited_for() -> None:
     scene = Scene((429, "an hour", {"Retry-After": "3600"}))
     error = await failure(scene, timeout=60.0)
     assert (error.kind, error.retry_after, len(scene.seen)) == ("model_rate_limited", 3600.0, 1)
+    # Neither is a pause of the client's own.
+    scene = Scene(BUSY)
+    error = await failure(scene, timeout=60.0, retry=client.Retry(times=9, first=600, longest=600))
+    assert (error.kind, len(scene.seen)) == ("model_error", 1)
 
 
 async def test_a_request_to_a_silent_server_ends_at_the_deadline() -> None:
