@@ -136,7 +136,7 @@ async def test_a_port_in_use_prevents_the_start(environment: Callable[..., Envir
     assert is_free(free_one)
 
 
-@pytest.mark.parametrize("key", ["head_server", "made"])
+@pytest.mark.parametrize("key", ["host", "head_server", "made"])
 async def test_a_public_host_is_rejected_at_every_place_in_the_configuration(
     key: str,
 ) -> None:
@@ -147,9 +147,9 @@ async def test_a_public_host_is_rejected_at_every_place_in_the_configuration(
         kind_settings=ResourcesServerConfig(environment="tool_call"),
         host="0.0.0.0" if key == "made" else None,
     )
-    head_host = "0.0.0.0" if key == "head_server" else None
+    hosts = {"host": {"host": "0.0.0.0"}, "head_server": {"head_host": "0.0.0.0"}, "made": {}}[key]
     with pytest.raises(UsageError, match=r"'0\.0\.0\.0' could use these servers.*with --insecure"):
-        async with serve(deployment=Deployment(servers=(block,), head_host=head_host, port=find_free_port())):
+        async with serve(deployment=Deployment(servers=(block,), port=find_free_port(), **hosts)):
             pass
 
 
