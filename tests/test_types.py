@@ -39,9 +39,12 @@ def test_arguments_given_as_a_mapping_are_written_as_json_and_text_stays_verbati
     assert ToolCall(name="go", arguments={"to": "Zürich"}).arguments == '{"to": "Zürich"}'
     call = ToolCall(name="go", arguments='{"to" :1}')
     assert (call.arguments, call.parsed()) == ('{"to" :1}', {"to": 1})
+    assert ToolCall(name="go", arguments='{"to": "\\ud83d\\ude00"}').parsed() == {"to": "\U0001f600"}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "null", "[" * 100_000, '{"a": NaN}', '{"a": [1e999]}', '{"a": "\\ud800"}']
+)
 def test_arguments_that_are_not_a_json_object_are_none(text):
     assert ToolCall(name="go", arguments=text).parsed() is None
 
