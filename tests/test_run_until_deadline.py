@@ -39,6 +39,23 @@ async def test_a_coroutine_that_suppresses_its_cancellation_is_abandoned(caplog)
     assert "abandoned code failed after its deadline: ValueError('late')" in caplog.text
 
 
+async def test_cancelling_the_waiter_cancels_the_coroutine_too():
+    cancelled = asyncio.Event()
+
+    async def hang():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    waiting = asyncio.ensure_future(run_until_deadline(hang(), soon(60)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert cancelled.is_set()
+
+
 async def test_a_warning_names_a_coroutine_that_blocks_the_loop_and_not_one_that_waits(caplog):
     caplog.set_level(logging.WARNING)
     await warn_when_blocking(asyncio.sleep(MAX_LOOP_BLOCK_SECONDS * 1.5), "tool 'wait'")
