@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from gymsdk import Message, Step, Task, ToolCall, Transcript, Verdict, responses
+from gymsdk import Message, Reset, State, Step, Task, ToolCall, Transcript, Verdict, responses
 from gymsdk.errors import format_suggestion
 from gymsdk.types import extract_text
 
@@ -57,6 +57,13 @@ def test_a_message_joins_the_text_of_its_parts():
 def test_a_step_may_not_contain_assistant_messages():
     with pytest.raises(ValidationError, match="role 'assistant' is reserved for the policy"):
         Step(messages=[Message(role="assistant", content="Hi")])
+
+
+def test_messages_have_the_user_role_by_default_and_a_state_its_declared_fields_only():
+    messages = Reset(messages=["a", Message(content="b"), Message(role="assistant", content="c")]).messages
+    assert [message.role for message in messages] == ["user", "user", "assistant"]
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        State(count=1)
 
 
 @pytest.mark.parametrize(
