@@ -73,7 +73,7 @@ class EpisodeRecord:
 
     @property
     def call_count(self) -> int:
-        """The number of calls, including those that were left out."""
+        """The number of all calls, also the ones without room."""
         return self.left_out + len(self.calls)
 
     def select_calls(self, first: int) -> EpisodeRecord:

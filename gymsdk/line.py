@@ -61,7 +61,7 @@ ABSENT_OUTCOMES: tuple[Outcome, ...] = ("failed", "unscorable")
 """The outcomes of rollouts without a reward."""
 
 RESUMABLE_KINDS = frozenset({"judge_failed", "host_broke", "threads_exhausted"})
-"""Failure kinds outside the model whose cause may no longer exist when the run is resumed."""
+"""Failure kinds outside the model that may not occur again when the run is resumed."""
 
 WORKER_FAILURE_KINDS = frozenset({"worker_killed", "worker_timeout", "worker_start"})
 """Failure kinds that the answer may cause in `verify`. Further attempts would select answers by their reward."""

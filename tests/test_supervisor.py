@@ -220,7 +220,7 @@ async def killable(
 
 HOLDING = SERVER.replace("    here.close()", "    here.close()\n    re.match(r'(a+)+$', 'a' * 60 + 'b')")
 HOLDING = HOLDING.replace("import os", "import re, os")
-"""A server that, once it was asked, lets no thread of its own run any more."""
+"""A server that blocks all its threads after the first request."""
 
 
 @pytest.mark.parametrize(

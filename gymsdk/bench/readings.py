@@ -1,4 +1,4 @@
-"""Read the metrics of servers before and after a load, and compute what the load added."""
+"""Read the metrics of servers before and after a load, and compute the differences."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ PROMPT: Item = {"input": "Write one word.", "max_output_tokens": 1, "temperature
 
 @dataclass(frozen=True)
 class TrainerStack:
-    """What is checked.
+    """The subject of a check.
 
     Attributes:
         base_url: The URL of the generation server, with `/v1`.

@@ -62,7 +62,7 @@ class HumanPolicy:
         while True:
             self._print("> ", nl=False)
             line = await self._keyboard.read_line()
-            # A terminal shows what is typed, a pipe does not.
+            # A terminal shows the typed text, a pipe does not.
             if not sys.stdin.isatty():
                 self._print(line or "")
             line = "/quit" if line is None else line

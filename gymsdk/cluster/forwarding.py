@@ -142,7 +142,7 @@ class OtherInstances:
 
 
 class ForwardingMiddleware:
-    """ASGI middleware that forwards POST requests whose session belongs to another instance.
+    """ASGI middleware that forwards POST requests for sessions of another instance.
 
     If the other instance is gone, the session is lost, and this instance answers. A request is forwarded only once.
 

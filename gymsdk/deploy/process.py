@@ -55,7 +55,7 @@ EMPTY_DEPLOYMENT = Deployment()
 EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
 
 ROLES_WITH_MODEL = frozenset({"agent", "replica"})
-"""The roles whose agents query the policy's model themselves, without a model server."""
+"""The roles with agents that query the policy's model themselves, without a model server."""
 
 RESERVED_KEYS = frozenset(
     {

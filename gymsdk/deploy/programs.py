@@ -382,7 +382,7 @@ def _install(program: Program, requirements: Path) -> Path:
     # Another command may install the same environment at the same time.
     with (cache / f"{folder.name}.lock").open("ab") as lock, hold_lock(lock):
         if not done.exists():
-            # What an interrupted installation left behind.
+            # The remains of an interrupted installation.
             shutil.rmtree(folder, ignore_errors=True)
             requirements_file = cache / f"{folder.name}.txt"
             requirements_file.write_text(text, encoding="utf-8")

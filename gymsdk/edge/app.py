@@ -199,7 +199,7 @@ class RoutingMiddleware:
             status = status or STOPPED_ERROR.status
             raise
         except Exception as error:
-            # Once a response has begun, Starlette raises another error in place of one that it has a handler for.
+            # Once a response has begun, Starlette raises its own error instead of a handled one.
             is_substitute = str(error) == "Caught handled exception, but response already started."
             hidden = error.__cause__ if is_substitute else None
             tracing.add_log_fields(error=type(hidden or error).__name__)

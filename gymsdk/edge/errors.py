@@ -73,7 +73,7 @@ def build_error_body(path: str, error: ApiError, *, anthropic: bool = False) -> 
         error: The error.
         anthropic: Whether the request comes from a client of Anthropic's API.
     """
-    # The form of the error is that of the API, whatever rollout the prefix names.
+    # The API decides the form of the error, not the prefix.
     endpoint = re.sub(r"^/ng-rollout/.*?(?=/v1/)", "", path)
     if endpoint == "/v1/messages" or endpoint.startswith("/v1/messages/"):
         return build_error(error)

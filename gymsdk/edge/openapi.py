@@ -86,7 +86,7 @@ RESPONSE_SCHEMA: Item = {
 
 
 FLAT_ROW_SCHEMA: Item = {"type": "object", "required": ["responses_create_params"]}
-"""A row whose environment fields are not described."""
+"""A row without a description of the environment's fields."""
 
 
 AGGREGATE_SCHEMA: Item = {

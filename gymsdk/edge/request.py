@@ -217,7 +217,7 @@ class BodyBudget:
         """
         if state.reserved:
             return
-        # Behind those that wait: otherwise small bodies would keep a large one waiting for ever.
+        # Behind the waiting requests: otherwise small bodies would keep a large one waiting for ever.
         if self._waiting or not self._fits(size, max_bytes):
             granted = asyncio.get_running_loop().create_future()
             self._waiting.append((size, max_bytes, granted))

@@ -104,5 +104,5 @@ class StreamedResponse(Response):
 
 
 def stream_frames(frames: bytes) -> Response:
-    """Return an event stream whose frames are all known."""
+    """Return an event stream of known frames."""
     return Response(frames, media_type=EVENT_STREAM_TYPE, headers=STREAM_HEADERS)

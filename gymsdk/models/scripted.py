@@ -234,7 +234,7 @@ def _find_recorded_turn(store: RecordingStore, request: Item, episode: Episode |
 def build_script(path: Path) -> PolicyFunction:
     """Return a policy that plays the lines of a script.
 
-    The policy plays the first line whose `when` matches. If none matches, turn n plays the n-th line without
+    The policy plays the first line with a matching `when`. If none matches, turn n plays the n-th line without
     `when`, and later turns repeat the last of these lines.
 
     Raises:

@@ -31,7 +31,7 @@ StartServer = Callable[..., "tuple[subprocess.Popen[str], dict[str, Any]]"]
 
 @pytest.fixture
 def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the empty working directory of the test, which has indexes of runs of its own."""
+    """Return the empty working directory of the test, with its own indexes of runs."""
     folder = tmp_path / "there"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""The sampling parameters that a run sends, and what the run says about them."""
+"""The sampling parameters of a run, and its messages about them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Recorder:
 def play(
     out: Path, *, resume: bool = False, through_servers: bool = False, **plan: Any
 ) -> tuple[list[Item], list[str]]:
-    """Play a run; return the sampling parameters of each request, and what the run says about sampling."""
+    """Play a run; return the sampling parameters of each request, and the messages about sampling."""
     recorder, progress = Recorder(), RecordingProgress()
     pins = {"pinned": plan.pop("pinned", {})}
 

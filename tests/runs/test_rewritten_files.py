@@ -1,4 +1,4 @@
-"""A run whose files were rewritten gives the new rewards, whatever the rewriting leaves the same."""
+"""A run with rewritten files gives the new rewards, even if size or times stay the same."""
 
 from __future__ import annotations
 

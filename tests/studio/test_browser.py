@@ -1,4 +1,4 @@
-"""The pages in a real browser: what they show, how they react, that hostile transcripts do nothing, accessibility."""
+"""The pages in a real browser: contents, reactions, hostile transcripts, accessibility."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy read and generated is found in a rendering, or the rendering does not show it."""
+"""The texts that a policy read and generated are found in a rendering, or the rendering does not show them."""
 
 from __future__ import annotations
 

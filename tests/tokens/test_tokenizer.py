@@ -49,7 +49,7 @@ def test_the_tokenizer_of_a_model_is_loaded_once_and_a_missing_one_reported_in_o
 
 
 def build_rendering(rendered):
-    """Return a tokenizer whose chat template returns *rendered*, or raises it."""
+    """Return a tokenizer with a chat template that returns *rendered*, or raises it."""
 
     def apply_chat_template(*_, **options):
         if isinstance(rendered, Exception):

@@ -1,4 +1,4 @@
-"""Worker processes that the tests of a module share, and what the tests ask about processes."""
+"""Worker processes for all tests of a module, and questions about processes."""
 
 from __future__ import annotations
 
