@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import typing
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -38,7 +38,7 @@ from gymsdk.errors import (
     list_setting_errors,
     redact_values,
 )
-from gymsdk.jsonl import copy_json
+from gymsdk.jsonl import copy_json, freeze_json
 from gymsdk.models import registry
 from gymsdk.models.registry import MeteredModel
 from gymsdk.plugins.calls import DEFAULT_STAGE_SECONDS, Deadline, HookCaller, HookRunner, get_loop_time_after, run_stage
@@ -55,7 +55,7 @@ from gymsdk.plugins.results import (
     copy_state,
 )
 from gymsdk.plugins.stack import HookImplementation, build_stack
-from gymsdk.responses import generate_id, get_played_actions, iter_turn_spans
+from gymsdk.responses import generate_id, iter_played_turns
 from gymsdk.types import (
     AGENT_SUFFIX,
     Action,
@@ -347,14 +347,13 @@ class Environment:
             calls: Whether to play tool calls; `False` if the transcript of *episode* has those played already.
         """
         actions: list[Action] = []
-        earlier = episode.transcript.items
-        played = [action for span in iter_turn_spans(earlier) for action in get_played_actions(earlier, span)]
+        played = [action for _, turn in iter_played_turns(episode.transcript.items) for action in turn]
         try:
-            for span in iter_turn_spans(items):
-                episode.transcript.items = list(items[: span.stop])
-                for action in get_played_actions(items, span):
+            for span, turn in iter_played_turns(items):
+                for action in turn:
                     actions.append(action)
                     if not episode.done and (calls or isinstance(action, Message)):
+                        episode.transcript.items = list(items[: span.stop])
                         episode.done = (await self.step(episode, action)).done
                         played.append(action)
         finally:
@@ -473,31 +472,46 @@ def _order_steps(record: EpisodeRecord, played: Sequence[Action], actions: Seque
     """Put the steps of a record, those of *played*, into the order of *actions*, as if all had been played in turn."""
     if not (any(record.step_rewards) or record.calls):
         return
-    waiting: defaultdict[str, list[int]] = defaultdict(list)
+    by_tool: defaultdict[str, deque[int]] = defaultdict(deque)
+    by_content: defaultdict[tuple[str, Hashable], deque[int]] = defaultdict(deque)
     for index, action in enumerate(played):
-        waiting[_get_tool_name(action)].append(index)
-    contents = list(map(_get_content, played))
+        by_tool[_get_tool_name(action)].append(index)
+        by_content[_get_tool_name(action), _get_content(action)].append(index)
     order: list[int | None] = []
+    taken: set[int] = set()
     for action in actions:
-        if steps := waiting[_get_tool_name(action)]:
-            content = _get_content(action)
+        name = _get_tool_name(action)
+        step = _take_first(by_content[name, _get_content(action)], taken)
+        if step is None:
             # An agent may have added defaults to the arguments: then the first call that is left counts.
-            order.append(steps.pop(next((place for place, step in enumerate(steps) if contents[step] == content), 0)))
-        elif isinstance(action, ToolCall):
-            # The agent answered the call itself, as `step` answers a call of a tool that is not offered.
-            order.append(None)
+            step = _take_first(by_tool[name], taken)
+        # The agent answered other calls itself, as `step` answers a call of a tool that is not offered.
+        if step is not None or isinstance(action, ToolCall):
+            order.append(step)
     record.order_steps(order)
+
+
+def _take_first(steps: deque[int], taken: set[int]) -> int | None:
+    """Take the first of *steps* that is not *taken*, and return it; `None` if all are."""
+    while steps:
+        if (step := steps.popleft()) not in taken:
+            taken.add(step)
+            return step
+    return None
 
 
 def _get_tool_name(action: Action) -> str:
     return action.name if isinstance(action, ToolCall) else ""
 
 
-def _get_content(action: Action) -> object:
+def _get_content(action: Action) -> Hashable:
     """Return what tells an action from others of its tool; an agent may have sent a call without its nulls."""
     if isinstance(action, Message):
-        return action.content
-    return {name: value for name, value in (action.parsed() or {}).items() if value is not None}
+        return action.text
+    try:
+        return freeze_json({name: value for name, value in (action.parsed() or {}).items() if value is not None})
+    except RecursionError:
+        return action.arguments
 
 
 def _build_episode_deadline(deadline: float | None) -> Deadline:

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from copy import deepcopy
 from datetime import date, time
 from pathlib import Path
@@ -156,6 +156,19 @@ def dump_canonical_json(value: object) -> bytes:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:
         return json.dumps(value, sort_keys=True).encode()
+
+
+def freeze_json(value: Any) -> Hashable:
+    """Return a JSON value as a hashable one; 1 and 1.0 are equal, 1 and true are not.
+
+    Raises:
+        RecursionError: The value is nested too deeply.
+    """
+    if isinstance(value, dict):
+        return frozenset((key, freeze_json(member)) for key, member in value.items())
+    if isinstance(value, list):
+        return tuple(map(freeze_json, value))
+    return (bool, value) if isinstance(value, bool) else value
 
 
 def dump_document(value: Any) -> bytes:

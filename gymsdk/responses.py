@@ -529,18 +529,21 @@ def iter_turn_spans(items: Sequence[Item]) -> Iterator[slice]:
         yield slice(start, len(items))
 
 
-def get_played_actions(items: Sequence[Item], span: slice) -> list[Action]:
-    """Return the actions of the turn at *span* that the environment ran.
+def iter_played_turns(items: Sequence[Item]) -> Iterator[tuple[slice, list[Action]]]:
+    """Yield the slice of *items* that holds each turn, and the actions of the turn that the environment ran.
 
     Calls without an output and calls with `NOT_RUN_OUTPUT` are left out.
     """
-    end = next((index for index in range(span.stop, len(items)) if is_policy_item(items[index])), len(items))
-    turn = items[span.start : end]
-    calls = (index for index, item in enumerate(turn) if item.get("type") == "function_call")
-    pairs = pair_outputs(turn)
-    was_run = [index in pairs and turn[pairs[index]].get("output", NOT_RUN_OUTPUT) != NOT_RUN_OUTPUT for index in calls]
-    actions = parse_actions(items[span], items[: span.start])
-    return [action for action, run in zip(actions, was_run or [True] * len(actions), strict=True) if run]
+    # In one pass over the conversation: an id depends on all calls before it.
+    all_calls = iter_tool_calls(items)
+    spans = [*iter_turn_spans(items)]
+    for span, end in zip(spans, [*(span.start for span in spans[1:]), len(items)], strict=False):
+        turn = items[span.start : end]
+        pairs = pair_outputs(turn)
+        calls = [(index, next(all_calls)) for index, item in enumerate(turn) if item.get("type") == "function_call"]
+        outputs = [(call, turn[pairs[index]] if index in pairs else {}) for index, call in calls]
+        played = [call for call, output in outputs if output.get("output", NOT_RUN_OUTPUT) != NOT_RUN_OUTPUT]
+        yield span, [*played] if calls else parse_actions(items[span])
 
 
 def get_weight_versions(response: Item | None) -> list[int | str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from pydantic import Field
 
@@ -85,6 +87,25 @@ async def test_replay_without_calls_plays_only_the_replies(task):
     episode = await environment.reset(task, seed=5)
     await environment.replay_into(episode, TURNS, calls=False)
     assert (episode.state.seen, episode.done, episode.transcript.items) == (["7 reply"], True, TURNS)
+
+
+@pytest.mark.parametrize("are_equal", [True, False])
+async def test_the_steps_of_many_calls_are_put_into_another_order_in_linear_time(task, are_equal):
+    numbers = range(8000)
+    calls = [responses.build_function_call("bump", {"by": number}, str(number)) for number in numbers]
+    outputs = [responses.build_function_call_output(str(number), "1") for number in numbers]
+    turns = [[call, output] for call, output in zip(calls, outputs, strict=True)]
+    environment = Environment("counting", Counting())
+    episode = await environment.reset(task, seed=5)
+    episode.transcript.items = [item for turn in turns for item in turn]
+    episode.record.step_rewards = [float(number) for number in numbers]
+    # An agent has added a default, which is nested too deeply to be compared.
+    added = '{"a":' + "[" * 900 + "]" * 900 + "}"
+    told = turns[::-1] if are_equal else [[call | {"arguments": added}, output] for call, output in turns[:100]]
+    started = time.process_time()
+    await environment.replay_into(episode, [item for turn in told for item in turn], calls=False)
+    assert time.process_time() - started < 2
+    assert episode.record.step_rewards == ([*numbers][::-1] if are_equal else [*numbers])
 
 
 @pytest.mark.parametrize(

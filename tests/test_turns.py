@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gymsdk import Message, ToolCall, responses
-from gymsdk.responses import NOT_RUN_OUTPUT, get_played_actions, iter_turn_spans, iter_turns, parse_actions
+from gymsdk.responses import NOT_RUN_OUTPUT, iter_played_turns, iter_turn_spans, iter_turns, parse_actions
 
 THOUGHT = responses.build_reasoning("hm")
 CALL = responses.build_function_call("go", "{}", "one")
@@ -13,8 +13,7 @@ OTHER = responses.build_function_call("stop", "{}", "two")
 @pytest.mark.parametrize("odd", [{}, [], {"a": []}, 5, None])
 def test_an_invalid_type_or_id_of_a_client_matches_nothing_and_raises_nothing(odd: object):
     items = [CALL, {"type": odd, "name": "x"}, {"type": "function_call_output", "call_id": odd, "output": "1"}]
-    [span] = iter_turn_spans(items)
-    assert (span, get_played_actions(items, span)) == (slice(0, 1), [])
+    assert list(iter_played_turns(items)) == [(slice(0, 1), [])]
 
 
 def test_a_turn_is_its_calls_or_else_its_text():
@@ -36,10 +35,12 @@ def test_a_message_of_the_environment_ends_a_turn():
 
 def test_a_reply_and_the_calls_with_outputs_were_played():
     answers = [responses.build_function_call_output(*answer) for answer in (("one", "ok"), ("two", NOT_RUN_OUTPUT))]
-    played = get_played_actions([CALL, OTHER, *answers], slice(0, 2))
-    assert [action.call_id for action in played if isinstance(action, ToolCall)] == ["one"]
-    assert get_played_actions([CALL], slice(0, 1)) == []
-    assert get_played_actions([responses.build_message("a")], slice(0, 1)) == [Message(role="assistant", content="a")]
+    ((span, played),) = iter_played_turns([CALL, OTHER, *answers])
+    assert (span, played) == (slice(0, 2), [ToolCall(name="go", call_id="one")])
+    assert list(iter_played_turns([CALL])) == [(slice(0, 1), [])]
+    reply = Message(role="assistant", content="a")
+    assert list(iter_played_turns([responses.build_message("a")])) == [(slice(0, 1), [reply])]
     # The ids repeat.
-    items = [CALL, answers[0], CALL, answers[1] | {"call_id": "one"}]
-    assert [len(get_played_actions(items, span)) for span in iter_turn_spans(items)] == [1, 0]
+    items = [CALL, answers[0], CALL, answers[1] | {"call_id": "one"}, CALL, answers[0]]
+    played = [[action.call_id for action in turn] for _, turn in iter_played_turns(items)]
+    assert played == [["one"], [], ["one#3"]]

@@ -12,7 +12,7 @@ from gymsdk import responses
 from gymsdk.concurrency import INTERRUPTS
 from gymsdk.edge.errors import RequestRejected
 from gymsdk.environment import Environment
-from gymsdk.jsonl import parse_json
+from gymsdk.jsonl import freeze_json, parse_json
 from gymsdk.models import recordings
 from gymsdk.servers.requests import RowRequest, SessionOrigin, parse_task, to_canonical
 from gymsdk.servers.sessions import Session
@@ -135,8 +135,8 @@ class ResponseCalls:
         names = {tool.get("name") for tool in session.tools} - RESERVED_PATHS
         answered = [
             action
-            for span in responses.iter_turn_spans(items)
-            for action in responses.get_played_actions(items, span)
+            for _, actions in responses.iter_played_turns(items)
+            for action in actions
             if isinstance(action, ToolCall)
         ]
         offered = [call for call in answered if call.name in names and call.parsed() is not None]
@@ -192,7 +192,7 @@ def _written_key(call: ToolCall) -> Hashable:
     """Return the name and the arguments as the policy wrote them, without nulls, spacing and key order."""
     text = call.arguments.encode("utf-8", "replace")
     try:
-        return call.name, _freeze(to_canonical(parse_json(text or b"{}")))
+        return call.name, freeze_json(to_canonical(parse_json(text or b"{}")))
     except (ValueError, RecursionError):
         return call.name, text
 
@@ -211,15 +211,6 @@ def _received_key(call: ToolCall, environment: Environment) -> Hashable | None:
     except BaseException:  # noqa: BLE001  # a validator of the environment may raise anything
         # Agents send a call that the validator cannot check, and the server answers with a failure.
         return _written_key(call)
-
-
-def _freeze(value: Any) -> Hashable:
-    """Return a JSON value as a hashable one; 1 and 1.0 are equal, 1 and true are not."""
-    if isinstance(value, dict):
-        return frozenset((key, _freeze(member)) for key, member in value.items())
-    if isinstance(value, list):
-        return tuple(map(_freeze, value))
-    return (bool, value) if isinstance(value, bool) else value
 
 
 def _find_sessions_of_row(
