@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 from gymsdk import client, episode, jsonl, line, responses
 from gymsdk.client import RemoteVerdict
@@ -27,9 +27,6 @@ from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.remote import HeadServers, Wanted, has_all
 from gymsdk.rollouts.tasks import MAX_SAMPLED_LINES
 from gymsdk.types import Budget, EndReason, Item, Row, build_agent_reference
-
-if TYPE_CHECKING:
-    pass
 
 ROLLOUTS, FAILURES, INPUTS, _, RUN = FILES
 
