@@ -85,7 +85,8 @@ async def keep_registered(head: str, number: int, port: int, count: int, slow: l
     body = Registration(services=services).model_dump(mode="json")
     while True:
         began = time.monotonic()
-        answer = await client.put(f"{head}/nodes/node-{number}", body, timeout=LEASE_SECONDS, retry=client.NO_RETRY)
+        url = f"{head}/nodes/node-{number}"
+        answer = await client.send("PUT", url, body, timeout=LEASE_SECONDS, retry=client.NO_RETRY)
         assert answer.ok, answer.text
         slow.append(time.monotonic() - began)
         await asyncio.sleep(LEASE_SECONDS / 3)
