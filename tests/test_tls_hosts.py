@@ -14,6 +14,7 @@ from gymsdk.http.tls import get_reachable_host, is_loopback, mask_url, redact_ur
         ("endpoint/x@https://host/v1?key=hush", "endpoint/x@https://host/v1"),
         ("scripted/replay:a?b", "scripted/replay:a?b"),
         ("http://host/a@b", "http://host/a@b"),
+        ("host/v1?key=hush&next=http://other", "host/v1"),
     ],
 )
 def test_user_and_query_are_removed_from_a_url(text: str, expected: str) -> None:

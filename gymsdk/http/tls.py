@@ -136,14 +136,14 @@ def _mask_word(word: str, mask: str) -> str:
     first, *others = word.split("://")
     if not others:
         return word
-    masked = []
+    masked = [first]
     for part in others:
         # Up to the last @ of the authority: a password may contain one.
         authority, slash, path = part.partition("/")
         user, _, host = authority.rpartition("@")
         masked.append(f"{mask and f'{mask}@'}{host}{slash}{path}" if user else part)
     address, mark, _ = "://".join(masked).partition("?")
-    return f"{first}://{address}{mark and mask and f'?{mask}'}"
+    return f"{address}{mark and mask and f'?{mask}'}"
 
 
 def split_addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
