@@ -132,7 +132,8 @@ class RunIndex:
         self._prepare_file()
         with closing(self.connect()) as connection:
             changed = [self._update_file(connection, number) for number in numbers]
-            for statement in INDEXES if any(changed) else ():
+            # Even if nothing changed: a process may have been interrupted before it created them.
+            for statement in INDEXES:
                 connection.execute(statement)
             changed.append(update_notes(connection, self.notes))
         return any(changed)

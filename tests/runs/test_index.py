@@ -136,6 +136,16 @@ def test_two_processes_index_the_same_run(folder: Path) -> None:
         assert len(set(list_keys(run))) == 80
 
 
+def test_indexes_that_an_interrupted_process_has_not_created_are_created_by_the_next(run: Run, folder: Path) -> None:
+    assert len(run) == 80
+    index = RunIndex(find_run(folder))
+    with closing(sqlite3.connect(index.path)) as connection:
+        connection.execute("DROP INDEX field_name")
+        connection.commit()
+        assert not index.update_lines()
+        assert connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'field_name'").fetchall() == [(1,)]
+
+
 def test_the_run_may_be_read_only_and_its_lock_is_never_taken(folder: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     folder.chmod(0o555)
