@@ -122,11 +122,14 @@ def test_a_large_integer_does_not_change_the_serialization_of_other_values(value
     assert json.loads(beside) == {**json.loads(alone), "large": 10**30}
 
 
-def test_a_recursive_value_is_rejected() -> None:
+def test_a_recursive_or_unsupported_value_is_rejected() -> None:
     loop: list[object] = [10**30]
     loop.append(loop)
     with pytest.raises(ValueError, match="contains itself"):
         dump_json(loop)
+    for unsupported in ({1, 2}, b"bytes", object()):
+        with pytest.raises(TypeError):
+            dump_json({"value": unsupported, "large": 10**30})
 
 
 @pytest.mark.parametrize("place", ["before", "after", "inside"])
