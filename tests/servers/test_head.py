@@ -96,3 +96,16 @@ async def test_a_server_that_is_silent_or_gone_is_reported_as_such():
         port = listener.getsockname()[1]
         assert await check_status("127.0.0.1", port, seconds=0.1) == "timeout"
     assert await check_status("127.0.0.1", port) == "connection_error"
+
+
+async def test_the_head_is_alive_from_the_start_and_starting_until_every_server_answers():
+    ready = False
+    head_client = client(ready=lambda: ready)
+    paths = ("/livez", "/readyz", "/healthz", "/health")
+    starting = [await head_client.get(path) for path in paths]
+    assert [(answer.status_code, answer.json()["status"]) for answer in starting] == [
+        (200, "ok"),
+        *[(503, "starting")] * 3,
+    ]
+    ready = True
+    assert [(await head_client.get(path)).json() for path in paths] == [{"status": "ok"}] * 4
