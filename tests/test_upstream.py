@@ -156,6 +156,23 @@ class TestTokens:
         assert "1 token ids, but 0 log-probabilities" in str(error)
         assert (error.kind, error.retryable) == ("model_bad_tokens", False)
 
+    @BOTH
+    async def test_a_server_without_token_fields_is_named(self, api: Api) -> None:
+        error = await catch_failure(Engine(), api=api, tokens=True)
+        assert "m returns no token ids; training needs them; serve the model with vLLM 0.10 or newer" in str(error)
+        assert error.kind == "model_no_token_ids"
+
+    async def test_marks_of_a_responses_server_are_those_of_a_chat_server(self) -> None:
+        engine = Engine(responses={"output": [responses.build_message("hello") | TOKENS]})
+        for request, marks in (
+            ({"text": {"format": {"type": "json_object"}}}, {"constrained_decoding": True}),
+            ({"temperature": 0.5}, {"sampling_settings": {"temperature": 0.5}}),
+            ({"text": {"format": {"type": "text"}}, "regex": None}, {}),
+        ):
+            [*_, carrier] = (await respond(engine, request, api="responses", tokens=True))["output"]
+            found = {key: carrier[key] for key in ("constrained_decoding", "sampling_settings") if key in carrier}
+            assert found == marks
+
     async def test_incomplete_token_fields_are_a_failure_in_responses_too(self) -> None:
         engine = Engine(responses={"output": [responses.build_message("hello") | {"generation_token_ids": [3]}]})
         assert "prompt_token_ids is missing" in str(await catch_failure(engine, api="responses", tokens=True))
