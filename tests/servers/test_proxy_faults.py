@@ -194,6 +194,14 @@ async def test_an_sdk_does_not_retry_a_misconfiguration(setup, client):
     assert setup.engine.request_count == 1
 
 
+async def test_a_context_that_overflows_gives_the_error_of_messages(setup):
+    overflow = "This model's maximum context length is 10 tokens. However, you requested 12."
+    setup.engine.prepare(reply_with_error(400, overflow))
+    # Programs recognize the beginning of Anthropic's own message.
+    with pytest.raises(anthropic.BadRequestError, match='"prompt is too long: '):
+        await setup.send("messages")
+
+
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_client_that_disconnects_cancels_the_engines_request(setup, client, streamed):
