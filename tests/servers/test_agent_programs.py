@@ -203,6 +203,16 @@ async def test_a_capture_that_is_not_written_is_warned_about(caplog):
     assert len(said) == 1
 
 
+async def test_a_prefill_is_refused_with_token_ids_where_the_api_has_it():
+    engine = Engine()
+    messages = [*HI, {"role": "assistant", "content": "The answer is"}]
+    async with serve(engine, tokens=True, token_interface="chat") as url, serve(engine) as plain:
+        refused = await post(url, "messages", messages=messages)
+        answered = await post(plain, "messages", messages=messages)
+    assert (refused.status_code, answered.status_code) == (400, 200)
+    assert "cannot begin with given text (a prefill)" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("status", "kind"), [(404, "model_not_found"), (401, "model_unauthorized"), (200, None)])
 async def test_a_wrong_address_or_key_is_not_taken_for_an_engine_without_token_ids(status, kind):
     engine = Engine(status, "no")
