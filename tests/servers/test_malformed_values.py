@@ -10,7 +10,7 @@ import pytest
 
 import gymsdk
 from gymsdk import Task, responses
-from gymsdk.servers import agent, model, resources
+from gymsdk.servers import agent, environment, model, resources
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.testing.endpoint import build_app, serve
 from gymsdk.types import Item
@@ -30,6 +30,21 @@ def dump(body: object) -> bytes:
         return orjson.dumps(body)
     except TypeError:
         return json.dumps(body).encode()
+
+
+ODD_VALUES = (None, True, -1, 2**70, 1e308, "", "\ud800", "x y", [], [None], {}, {"": None}, {"type": 3, "name": []})
+NUMBERS = ("_ng_rollout_id", "_ng_task_index", "_ng_rollout_index", "_ng_attempt_index", "capture_rollout_id")
+
+
+@pytest.mark.parametrize("field", [*NUMBERS, "gymsdk", "agent_ref", "responses_create_params", "initial_count"])
+async def test_a_row_with_an_odd_value_gets_a_response(counter, policy, field):
+    row = Task.ask("add", initial_count=1, expected_count=3).row()
+    for create_app in (agent.create_app, environment.create_app):
+        async with app_client(create_app(counter(), policy("done"))) as client:
+            for odd in ODD_VALUES:
+                answer = await client.post("/run", content=dump(row | {field: odd}))
+                assert answer.status_code in {200, 400, 409, 422, 503}, (odd, answer.text)
+                assert answer.status_code == 200 or answer.json().keys() & {"detail", "error"}
 
 
 MESSAGE: Item = {"type": "message", "role": "assistant"}
