@@ -108,3 +108,10 @@ def test_long_lists_of_numbers_are_parsed_whole_and_in_pieces(
     text = json.dumps({"output": [{"type": "reasoning"}, turn], "usage": {"tokens": [[], [1]]}}).encode()
     assert len(text) > 2 * bodies.PIECE_BYTES
     assert loads(text) == json.loads(text)
+
+
+@pytest.mark.slow
+async def test_a_transcript_with_many_long_turns_is_accepted() -> None:
+    turn = {"ids": list(range(65_536)), "log_probs": [-0.5] * 65_536}
+    text = json.dumps({"output": [turn] * 20}).encode()
+    assert await loads_async(text) == {"output": [turn] * 20}
