@@ -82,6 +82,12 @@ async def test_the_oracle_plays_the_solution_of_the_environment(adding, row):
     assert [item["type"] for item in rollout.response["output"]].count("function_call") == 3
 
 
+async def test_an_oracle_with_a_share_is_right_in_about_that_share(adding, row):
+    model = build("oracle:0.7")
+    rewards = [(await play(adding, model, row, seed=seed)).reward for seed in range(200)]
+    assert 0.6 < sum(rewards) / len(rewards) < 0.8
+
+
 async def test_an_oracle_with_a_share_decides_once_per_episode(adding, row):
     for share, expected in (("0.5", {(1.0, 2), (0.0, 1)}), ("1", {(1.0, 2)}), ("0", {(0.0, 1)})):
         rollouts = [await play(adding, build(f"oracle:{share}"), row, seed=seed) for seed in range(40)]
