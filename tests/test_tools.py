@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -15,6 +16,7 @@ from gymsdk.tools import (
     InvalidArguments,
     NothingShared,
     build_tool,
+    format_error_output,
     format_unknown_tool,
     serialize_output,
 )
@@ -270,3 +272,8 @@ def test_the_message_about_an_unknown_tool_lists_the_available_tools():
     assert format_unknown_tool("getWether", ["getWeather", "stop"]) == (
         "There is no tool named 'getWether'. Did you mean 'getWeather'? Available tools: getWeather, stop."
     )
+
+
+def test_an_error_output_is_a_json_object_for_any_message():
+    assert json.loads(format_error_output('a "b" \ud800')) == {"error": 'a "b" \ud800'}
+    assert format_error_output("Zürich") == '{"error": "Zürich"}'
