@@ -54,4 +54,4 @@ def read_errors(write: Write) -> ReadErrors:
 
 def list_settings(deployment: Deployment) -> dict[str, tuple[object, str]]:
     """Return every shown setting by its dotted name, with its value and its place."""
-    return {".".join(each.path): (each.value, str(each.place)) for each in deployment.settings}
+    return {".".join(setting.path): (setting.value, str(setting.place)) for setting in deployment.settings}

@@ -63,4 +63,4 @@ def list_covered() -> Iterator[int]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                 for call in node.decorator_list:
                     if isinstance(call, ast.Call) and ast.unparse(call.func) == "covers":
-                        yield from (ast.literal_eval(each) for each in call.args)
+                        yield from (ast.literal_eval(argument) for argument in call.args)

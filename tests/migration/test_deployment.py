@@ -176,7 +176,7 @@ def test_vllm_is_an_extra_of_gymsdk() -> None:
     import tomllib
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert any(each.startswith("vllm") for each in extras["vllm"])
+    assert any(requirement.startswith("vllm") for requirement in extras["vllm"])
     assert gymsdk_command(23) == "pip install 'gymsdk[vllm]'"
     assert nemo_gym_command(23) == "uv venv --python 3.12 --seed"
 
@@ -228,7 +228,7 @@ def test_reasoning_is_returned_whether_or_not_vllm_parses_it(workspace: Workspac
         with workspace.serve(workspace.with_head_port(gymsdk_command(26).replace("multineedle", "math"))) as server:
             request = {"input": [{"role": "user", "content": "What is 40 + 2?"}]}
             items = httpx.post(f"{server.url('policy_model')}/v1/responses", json=request).json()["output"]
-    assert [each["type"] for each in items] == ["reasoning", "message"]
+    assert [item["type"] for item in items] == ["reasoning", "message"]
     assert items[1]["content"][0]["text"] == "42"
 
 
@@ -264,7 +264,7 @@ def test_the_offload_snippet_that_replaces_ray_grades_answers(
     result = {
         who: workspace.run(f"{arguments}{who} --output {who}", PYTHONPATH=str(site)) for who in ("oracle", "null")
     }
-    assert [each.code for each in result.values()] == [0, 0], result["oracle"].err
+    assert [run.code for run in result.values()] == [0, 0], result["oracle"].err
     means = [
         json.loads((workspace.folder / who / "metrics.json").read_text())[0]["agent_metrics"]["mean/reward"]
         for who in result
@@ -329,9 +329,9 @@ def test_a_trainers_server_is_asked_for_token_ids_and_receives_them_back(workspa
         items = httpx.post(f"{server.url('tool_call_simple_agent')}/run", json=row, timeout=30).json()["response"][
             "output"
         ]
-    turns = [each for each in items if each.get("generation_token_ids")]
+    turns = [item for item in items if item.get("generation_token_ids")]
     assert turns
     previous: list[int] = []
-    for each in turns:
-        assert each["prompt_token_ids"][: len(previous)] == previous
-        previous = each["prompt_token_ids"] + each["generation_token_ids"]
+    for turn in turns:
+        assert turn["prompt_token_ids"][: len(previous)] == previous
+        previous = turn["prompt_token_ids"] + turn["generation_token_ids"]

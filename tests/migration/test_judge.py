@@ -83,11 +83,13 @@ def test_the_judge_compares_in_both_orders_and_must_agree_with_itself(
     assert (verdict["reward"], verdict["library_reward"]) == (reward, 0.0)
     evaluations = verdict["judge_evaluations"]
     assert isinstance(evaluations, list)
-    requests = [each["responses_create_params"] for each in evaluations]
-    compared = [each["input"][-1]["content"].partition("Answer A:\n")[2].split("\n\nAnswer B:\n") for each in requests]
-    assert [tuple(each) for each in compared] == orders
-    assert [each["temperature"] for each in requests] == [0.25, 0.25]
-    assert all(each["response"]["output"] for each in evaluations)
+    requests = [evaluation["responses_create_params"] for evaluation in evaluations]
+    compared = [
+        request["input"][-1]["content"].partition("Answer A:\n")[2].split("\n\nAnswer B:\n") for request in requests
+    ]
+    assert [tuple(pair) for pair in compared] == orders
+    assert [request["temperature"] for request in requests] == [0.25, 0.25]
+    assert all(evaluation["response"]["output"] for evaluation in evaluations)
 
 
 def test_a_judge_that_is_switched_off_is_not_called(judged: dict[str, str]) -> None:

@@ -60,7 +60,7 @@ def test_another_worker_is_another_instance(nodes: Workspace) -> None:
         nodes.serve(gymsdk_command(14).replace("worker-config", "second")),
     ):
         found = json.loads(nodes.run(nemo_gym_command(14, 1)).out)
-        hosts = {each["host"] for each in found if each["process_name"] == "policy_model"}
+        hosts = {instance["host"] for instance in found if instance["process_name"] == "policy_model"}
         assert hosts == {"127.0.0.3", "127.0.0.4"}
         assert collect(nodes, "out.jsonl") == [1.0] * 3
         status = nodes.run(f"{gymsdk_command(14, 1)} --head http://192.168.1.100:11000")
@@ -79,7 +79,7 @@ def test_a_second_node_with_the_same_file_shares_the_sessions(nodes: Workspace) 
     ):
         assert collect(nodes, "out.jsonl") == [1.0] * 3
         found = httpx.get(nodes.localize("http://192.168.1.100:11000/server_instances")).json()
-        assert sum(each["process_name"] == "example_resources" for each in found) == 2
+        assert sum(instance["process_name"] == "example_resources" for instance in found) == 2
 
 
 @covers(6)

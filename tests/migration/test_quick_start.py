@@ -45,12 +45,12 @@ def test_the_quick_start_collects_rollouts_into_the_files_of_nemo_gym(started: W
     result = started.run(started.with_head_port(f"{COLLECT} {arguments}"))
     assert (result.code, "scored" in result.out) == (0, True), result.err
     out = started.folder / "out"
-    assert [each["reward"] for each in read_lines(out / "out.jsonl")] == [1.0] * 6
+    assert [rollout["reward"] for rollout in read_lines(out / "out.jsonl")] == [1.0] * 6
     inputs = read_lines(out / "out_materialized_inputs.jsonl")
-    assert [(each["agent_ref"], each["responses_create_params"]["temperature"]) for each in inputs] == [
+    assert [(row["agent_ref"], row["responses_create_params"]["temperature"]) for row in inputs] == [
         ({"type": "responses_api_agents", "name": AGENT}, 0.5)
     ] * 6
-    assert [(each["_ng_task_index"], each["_ng_rollout_index"]) for each in inputs] == [
+    assert [(row["_ng_task_index"], row["_ng_rollout_index"]) for row in inputs] == [
         (task, repeat) for task in range(3) for repeat in range(2)
     ]
     assert (out / "out_failures.jsonl").read_text() == ""
@@ -72,7 +72,7 @@ def test_a_collection_resumes_or_starts_over_and_never_appends(started: Workspac
 def test_the_gymsdk_command_does_the_same(started: Workspace) -> None:
     command = gymsdk_command(43).replace("NAME", AGENT) + f" {gymsdk_command(44).replace('N', '2')} --temperature 0.5"
     assert started.run(command).code == 0
-    assert [each["reward"] for each in read_lines(started.folder / "folder" / "rollouts.jsonl")] == [1.0] * 4
+    assert [rollout["reward"] for rollout in read_lines(started.folder / "folder" / "rollouts.jsonl")] == [1.0] * 4
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_files_that_gymsdk_did_not_write_are_not_replaced(started: Workspace) ->
 
 @covers(7, 9)
 def test_the_head_lists_servers_with_the_fields_of_nemo_gyms_example(started: Workspace) -> None:
-    found = {each["process_name"]: each for each in json.loads(started.run(nemo_gym_command(7)).out)}
+    found = {instance["process_name"]: instance for instance in json.loads(started.run(nemo_gym_command(7)).out)}
     server = found["example_single_tool_call"]
     assert {key: server[key] for key in ("server_type", "name", "host", "status")} == {
         "server_type": "resources_servers",
@@ -174,7 +174,7 @@ async def test_each_kind_of_server_has_the_routes_of_nemo_gym(started: Workspace
     async with httpx.AsyncClient() as client:
         for number, name in names.items():
             paths = (await client.get(f"{urls[name]}/openapi.json")).json()["paths"]
-            expected = [each.removeprefix("POST ") for each in TABLE[number].nemo_gym]
+            expected = [route.removeprefix("POST ") for route in TABLE[number].nemo_gym]
             assert [path for path in expected if "post" not in paths[path]] == []
 
 
@@ -210,7 +210,7 @@ def test_each_server_is_a_separate_process_on_request(workspace: Workspace) -> N
         while len(found) < 4 and time.monotonic() < until:
             found = httpx.get(f"{workspace.head}/server_instances").json()
             time.sleep(0.1)
-    assert len({each["pid"] for each in found}) == len(found) == 4
+    assert len({instance["pid"] for instance in found}) == len(found) == 4
 
 
 @covers(11)

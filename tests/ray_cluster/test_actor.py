@@ -39,7 +39,9 @@ def test_rollouts_stream_from_the_actor_as_they_finish(cluster: Any, replicas: i
     failed = lines.pop(7)
     assert ("reward" in failed, failed["gymsdk"]["outcome"], failed["_ng_failure_terminal"]) == (False, "failed", True)
     assert {line["reward"] for line in lines.values()} == {1.0}
-    assert len({each["node"] for each in health["instances"] if each["name"] == "tool_call"}) == replicas + 1
+    assert (
+        len({instance["node"] for instance in health["instances"] if instance["name"] == "tool_call"}) == replicas + 1
+    )
     assert sorted(again) == [0, 1, 2]
 
 

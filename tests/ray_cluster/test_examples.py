@@ -42,10 +42,10 @@ def read_mean(output: str) -> float:
 def test_a_trainer_plays_on_its_own_cluster(replicas: int) -> None:
     lines = run("trainer_cluster.py", "--replicas", str(replicas)).splitlines()
     groups = [re.fullmatch(r"group (\d): rewards \[(.*)\], advantages \[(.*)\]", line) for line in lines[:8]]
-    assert sorted(each[1] for each in groups if each) == [str(number) for number in range(8)]
-    for each in groups:
-        assert each is not None
-        rewards, advantages = ([float(number) for number in each[part].split(", ")] for part in (2, 3))
+    assert sorted(match[1] for match in groups if match) == [str(number) for number in range(8)]
+    for group in groups:
+        assert group is not None
+        rewards, advantages = ([float(number) for number in group[part].split(", ")] for part in (2, 3))
         assert advantages == [reward - sum(rewards) / 4 for reward in rewards]
     assert lines[8] == f"8 groups, 32 rollouts, {replicas + 1} instances of the environment"
 

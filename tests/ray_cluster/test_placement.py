@@ -45,7 +45,7 @@ EMPTY_KEYS = (
 
 
 def rooms(*cpus: float) -> list[NodeRoom]:
-    return [NodeRoom(each, 0.0) for each in cpus]
+    return [NodeRoom(count, 0.0) for count in cpus]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ async def test_gradings_that_wait_for_a_cpu_are_named_until_they_run(
             [wait] = resource_waits.list_waits(GRADINGS)
             assert (wait.count, wait.seconds >= 10, "0.1 CPUs" in wait.need) == (12, True, True)
             assert 'gymsdk_resource_wait_seconds{need="0.1 CPUs of the Ray cluster' in metrics.render()
-            assert not any(each.done() for each in grading)
+            assert not any(future.done() for future in grading)
         assert sorted(number for number, _ in await asyncio.gather(*grading)) == list(range(12))
     await wait_until(lambda: not resource_waits.list_waits(GRADINGS))
     assert "gradings no longer wait for" in caplog.text

@@ -50,7 +50,7 @@ def read_ids(folder: Path) -> list[tuple[int, int]]:
 
 def list_instances(head: str) -> list[dict[str, Any]]:
     servers: list[dict[str, Any]] = json.loads(run("status", "--head", head, "--json").stdout)["servers"]
-    return [each for each in servers if each["name"] == "tool_call" and each["node"]]
+    return [server for server in servers if server["name"] == "tool_call" and server["node"]]
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
@@ -79,15 +79,15 @@ def test_rollouts_of_a_lost_node_are_played_again_and_counted_once(
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as collecting:
             rollouts = tmp_path / "run" / "rollouts.jsonl"
             wait_until(lambda: rollouts.exists() and rollouts.read_bytes().count(b"\n") > 60)
-            before = {each["node"] for each in list_instances(head)}
+            before = {instance["node"] for instance in list_instances(head)}
             cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
             lost_at = time.monotonic()
             output, _ = collecting.communicate()
         finished = time.monotonic() - lost_at
         assert collecting.returncode == 0, output
         assert sorted(read_ids(tmp_path / "run")) == [(task, repeat) for task in range(60) for repeat in range(5)]
-        wait_until(lambda: len({each["node"] for each in list_instances(head)} - before) > 0)
-        wait_until(lambda: sum(each["health"] == "success" for each in list_instances(head)) == 3)
+        wait_until(lambda: len({instance["node"] for instance in list_instances(head)} - before) > 0)
+        wait_until(lambda: sum(instance["health"] == "success" for instance in list_instances(head)) == 3)
         restored = time.monotonic() - lost_at
     with capsys.disabled():
         sys.stdout.write(

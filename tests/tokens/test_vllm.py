@@ -162,10 +162,12 @@ async def play_many(
 
 
 def report(capsys: pytest.CaptureFixture[str], label: str, played: list[Played]) -> tuple[int, int, int]:
-    transitions = sum(len(each.carriers) - 1 for each in played)
-    violations = sum(each.count_violations() for each in played)
-    broken = sum(each.count_broken() for each in played)
-    calls = sum(item["type"] == "function_call" for each in played for output in each.outputs for item in output)
+    transitions = sum(len(conversation.carriers) - 1 for conversation in played)
+    violations = sum(conversation.count_violations() for conversation in played)
+    broken = sum(conversation.count_broken() for conversation in played)
+    calls = sum(
+        item["type"] == "function_call" for conversation in played for output in conversation.outputs for item in output
+    )
     with capsys.disabled():
         sys.stdout.write(
             f"\n{label}: {violations} violations, {broken} broken of {transitions} transitions; {calls} tool calls"
@@ -179,8 +181,8 @@ async def test_every_prompt_continues_the_ids_of_the_call_before(
     scaled_out: str, interface: TokenInterface, pattern: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     played = await play_many(scaled_out, interface, pattern)
-    for each in played:
-        each.check_fields()
+    for conversation in played:
+        conversation.check_fields()
     transitions, violations, broken = report(capsys, f"{interface}, {'tools' if pattern else 'text'}", played)
     assert (transitions, violations, broken) == (3 * CONVERSATIONS, 0, 0)
 
@@ -212,10 +214,12 @@ async def test_captured_ids_keep_the_prefix_for_a_client_that_drops_them(
         played = await play_many(scaled_out, "vllm-completions", pattern, keep_ids=False, capture=folder)
         label = f"captured, ids dropped by the client, {folder.name}"
         assert report(capsys, label, played) == (3 * CONVERSATIONS, 0, 0)
-        for number, each in enumerate(played):
+        for number, conversation in enumerate(played):
             lines = (folder / f"r{number}.tokens.jsonl").read_text().splitlines()
             entries = [json.loads(line) for line in lines]
-            assert [entry[TOKEN_FIELDS[1]] for entry in entries] == [item[TOKEN_FIELDS[1]] for item in each.carriers]
+            assert [entry[TOKEN_FIELDS[1]] for entry in entries] == [
+                item[TOKEN_FIELDS[1]] for item in conversation.carriers
+            ]
             assert [entry["parent_resolution"] for entry in entries] == ["root", *["resolved"] * 3]
 
 
@@ -294,10 +298,10 @@ async def test_the_end_token_is_not_in_the_text_beside_a_tool_parser(
     for more in ({}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}):
         request = {"input": "hi", "max_output_tokens": 200, **more}
         answers = [
-            each for _ in range(4) for each in await asyncio.gather(*(model.respond(request) for _ in range(15)))
+            answer for _ in range(4) for answer in await asyncio.gather(*(model.respond(request) for _ in range(15)))
         ]
-        complete = [each for each in answers if each["status"] == "completed"]
-        texts = [json.dumps(each["output"]) for each in complete]
+        complete = [answer for answer in answers if answer["status"] == "completed"]
+        texts = [json.dumps(answer["output"]) for answer in complete]
         with capsys.disabled():
             sys.stdout.write(f"\n{interface}, {more.keys()}: {len(complete)} complete replies")
         assert len(complete) > 5
@@ -328,9 +332,9 @@ async def test_the_log_probabilities_are_those_of_the_model(
     """P6: over the merged sequence of a conversation, without constraints."""
     lines = []
     for interface in ("vllm-generate", "vllm-completions"):
-        for each in (await play_many(scaled_out, interface, None))[:20]:
-            ids = each.carriers[-1][TOKEN_FIELDS[0]] + each.carriers[-1][TOKEN_FIELDS[1]]
-            generations = [(len(item[TOKEN_FIELDS[0]]), item[TOKEN_FIELDS[2]]) for item in each.carriers]
+        for conversation in (await play_many(scaled_out, interface, None))[:20]:
+            ids = conversation.carriers[-1][TOKEN_FIELDS[0]] + conversation.carriers[-1][TOKEN_FIELDS[1]]
+            generations = [(len(item[TOKEN_FIELDS[0]]), item[TOKEN_FIELDS[2]]) for item in conversation.carriers]
             lines.append(json.dumps({"ids": ids, "generations": generations}))
     result = await check_logprobs(folder, lines)
     with capsys.disabled():

@@ -147,8 +147,8 @@ def build_policy(folder: Path) -> tuple[Any, Any]:
 
         def write_turn(self, prompt: str) -> list[int]:
             amount = int(re.findall(r"Buy (\d+) pears", prompt)[-1])
-            parts = [{"name": "add", "arguments": {"item": "pear", "amount": each}} for each in (1, amount - 1)]
-            calls = "".join(f"<tool_call>\n{json.dumps(each)}\n</tool_call>\n" for each in parts)
+            parts = [{"name": "add", "arguments": {"item": "pear", "amount": pears}} for pears in (1, amount - 1)]
+            calls = "".join(f"<tool_call>\n{json.dumps(part)}\n</tool_call>\n" for part in parts)
             text = "Done." if "<tool_response>" in prompt else calls.rstrip()
             return [*tokenizer.encode(text), tokenizer.eos_token_id]
 

@@ -83,7 +83,7 @@ def test_a_trainer_learns_from_whole_episodes(packages: Path, tmp_path: Path) ->
 
     rollouts = rollout_func("digits", limit=20)
     trainer = build_trainer(rollouts, tmp_path)
-    before = [each.clone() for each in trainer.model.parameters()]
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if "reward" in entry]
     assert [entry["failed_rollouts"] for entry in entries] == [0.0, 0.0]

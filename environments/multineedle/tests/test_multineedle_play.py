@@ -50,13 +50,13 @@ async def test_the_oracle_makes_one_call_per_turn_and_ends_with_a_reply(environm
     assert calls == [*lookups, ("extract_synonym_values", extraction)]
     assert rollout.turns == len(needles) + 2
     answers = [json.loads(item["output"]) for item in output if item["type"] == "function_call_output"]
-    values = [{"synonym_value": each} for each in rollout.row["expected_synonym_values"]]
+    values = [{"synonym_value": value} for value in rollout.row["expected_synonym_values"]]
     assert answers == [*values, {"success": True}]
 
 
 async def test_the_oracle_corrects_a_wrong_extraction(environment):
     episode = await environment.reset(next(environment.tasks("example")))
-    lookups = [("get_synonym_value", json.dumps({"synonym": each})) for each in episode.row["expected_synonyms"]]
+    lookups = [("get_synonym_value", json.dumps({"synonym": needle})) for needle in episode.row["expected_synonyms"]]
     episode.transcript.items = [
         {"type": "function_call", "name": name, "arguments": arguments, "call_id": "c"}
         for name, arguments in [*lookups, ("extract_synonym_values", "{")]

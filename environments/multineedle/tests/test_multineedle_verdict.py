@@ -76,7 +76,7 @@ def call(arguments: str, name: str = "extract_synonym_values", call_id: str = "c
 
 async def verdict(environment: Environment, *arguments: str) -> Verdict:
     episode = await environment.reset(ROW)
-    episode.transcript.items = [call(each) for each in arguments]
+    episode.transcript.items = [call(text) for text in arguments]
     return await environment.verify(episode)
 
 

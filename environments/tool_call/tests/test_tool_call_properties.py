@@ -89,7 +89,9 @@ def _unrequested_calls(row):
 
 
 def _was_called(episode, call):
-    return any((each.name, each.arguments) == (call.name, call.arguments) for each in episode.transcript.calls())
+    return any(
+        (recorded.name, recorded.arguments) == (call.name, call.arguments) for recorded in episode.transcript.calls()
+    )
 
 
 @pytest.mark.slow

@@ -80,12 +80,12 @@ async def test_a_lookup_returns_data_of_the_world(call, name, arguments, answer)
 
 
 async def test_contacts_are_found_by_name_and_by_relation(call):
-    assert [each["city"] for each in (await call("find_contact", name="anna"))["contacts"]] == ["Oslo", "Porto"]
-    assert [each["city"] for each in (await call("find_contact", name="Sister"))["contacts"]] == ["Oslo"]
+    assert [contact["city"] for contact in (await call("find_contact", name="anna"))["contacts"]] == ["Oslo", "Porto"]
+    assert [contact["city"] for contact in (await call("find_contact", name="Sister"))["contacts"]] == ["Oslo"]
 
 
 async def test_events_are_listed_earliest_first(call):
-    assert [each["id"] for each in (await call("list_events", date="2026-03-16"))["events"]] == ["e1", "e2"]
+    assert [event["id"] for event in (await call("list_events", date="2026-03-16"))["events"]] == ["e1", "e2"]
     assert (await call("list_events", date="2026-03-17"))["events"] == []
 
 
@@ -98,10 +98,10 @@ async def test_changes_affect_only_the_records_of_the_episode(call, episode):
     await call("delete_note", title="door")
     await call("add_reminder", text="sleep", date="2026-03-16", time="22:00")
     state = episode.state
-    assert [(each.to, each.text) for each in state.messages] == [("+47 555 0101", "Hello")]
-    assert [(each.title, each.start) for each in state.events] == [("Lunch", "12:00"), ("Tea", "09:30")]
-    assert [each.title for each in state.notes] == ["Gate"]
-    assert [each.time for each in state.reminders] == ["22:00"]
+    assert [(message.to, message.text) for message in state.messages] == [("+47 555 0101", "Hello")]
+    assert [(event.title, event.start) for event in state.events] == [("Lunch", "12:00"), ("Tea", "09:30")]
+    assert [note.title for note in state.notes] == ["Gate"]
+    assert [reminder.time for reminder in state.reminders] == ["22:00"]
     assert len(episode.task.world.records.events) == 2
 
 
@@ -166,8 +166,8 @@ def test_every_tool_has_a_strict_schema_and_a_description(environment):
 
 def test_every_parameter_of_every_tool_is_described(environment):
     told = {
-        f"{tool.name}.{name}": each.get("description")
+        f"{tool.name}.{name}": parameter.get("description")
         for tool in environment.tools.values()
-        for name, each in tool.schema["parameters"]["properties"].items()
+        for name, parameter in tool.schema["parameters"]["properties"].items()
     }
     assert not [name for name, words in told.items() if not words]

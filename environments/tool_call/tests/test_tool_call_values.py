@@ -27,7 +27,7 @@ def test_a_value_equals_itself(value):
 @pytest.mark.slow
 @given(value=st.dictionaries(st.text(), json_values, max_size=3), key=st.text())
 def test_a_null_equals_an_absent_key(value, key):
-    assert json_equal(value | {key: None}, {name: each for name, each in value.items() if name != key})
+    assert json_equal(value | {key: None}, {name: member for name, member in value.items() if name != key})
 
 
 @given(left=json_values, right=json_values)
