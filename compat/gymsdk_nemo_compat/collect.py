@@ -127,14 +127,16 @@ def parse_options(arguments: Sequence[str]) -> tuple[CollectOptions, list[str], 
         UsageError: An argument is malformed, unsupported or missing.
     """
     problems = Problems()
-    overrides = {argument: each for argument in arguments for each in parse_overrides([argument], problems)}
+    overrides = {argument: override for argument in arguments for override in parse_overrides([argument], problems)}
     problems.raise_if_any()
-    for each in overrides.values():
-        if (key := each.path[0]) in UNSUPPORTED:
+    for setting in overrides.values():
+        if (key := setting.path[0]) in UNSUPPORTED:
             raise UsageError(f"{key} has no equivalent in gymsdk; leave it out, and {UNSUPPORTED[key]}")
-    own = [each for each in overrides.values() if each.path[0] in CollectOptions.model_fields]
-    ignored = [each.path[0] for each in overrides.values() if each.path[0] in IGNORED]
-    rest = [argument for argument, each in overrides.items() if each not in own and each.path[0] not in IGNORED]
+    own = [override for override in overrides.values() if override.path[0] in CollectOptions.model_fields]
+    ignored = [override.path[0] for override in overrides.values() if override.path[0] in IGNORED]
+    rest = [
+        argument for argument, override in overrides.items() if override not in own and override.path[0] not in IGNORED
+    ]
     nodes = apply_overrides(YamlNode({}, COMMAND_LINE), own, problems).children
     problems.raise_if_any()
     values = {key: to_plain(node.to_text() if key in TEXT_OPTIONS else node) for key, node in nodes.items()}
@@ -183,7 +185,7 @@ def collect(arguments: Sequence[str], *, serve: Callable[[Sequence[str]], Server
         metrics = _execute(run)
     written = [str(path) for path in files.names if path.exists()]
     sys.stdout.write("\n".join([format_metrics_table(metrics), *written]) + "\n")
-    if any(each["failures"] or each["complaint"] for each in metrics):
+    if any(summary["failures"] or summary["complaint"] for summary in metrics):
         sys.exit(1)
 
 

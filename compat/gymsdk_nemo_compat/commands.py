@@ -82,8 +82,8 @@ def _serve(arguments: Sequence[str]) -> None:
 
 def show_status(arguments: Sequence[str]) -> None:
     """Run `gymsdk status` for the head that the *arguments* name."""
-    options = [each for each in arguments if each.startswith("--")]
-    overrides = [each for each in arguments if each not in options and each not in JSON_ARGUMENTS]
+    options = [argument for argument in arguments if argument.startswith("--")]
+    overrides = [argument for argument in arguments if argument not in options and argument not in JSON_ARGUMENTS]
     json = ["--json"] if JSON_ARGUMENTS & set(arguments) else []
     run_gymsdk("status", ["--head", find_head(overrides), *options, *json])
 

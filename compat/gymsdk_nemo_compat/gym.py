@@ -274,11 +274,11 @@ def build_arguments(
     """
     paths = [*files]
     others = []
-    for each in overrides:
-        if each.startswith(f"{CONFIG_PATHS}["):
-            paths += filter(None, each.removeprefix(f"{CONFIG_PATHS}[").removesuffix("]").split(","))
+    for override in overrides:
+        if override.startswith(f"{CONFIG_PATHS}["):
+            paths += filter(None, override.removeprefix(f"{CONFIG_PATHS}[").removesuffix("]").split(","))
         else:
-            others.append(each)
+            others.append(override)
     given = [f"+{key}={json.dumps(value)}" for key, value in settings.items() if value is not None]
     return [*([f"{CONFIG_PATHS}[{','.join(paths)}]"] if paths else []), *given, *others]
 

@@ -146,7 +146,7 @@ def find_client(host: str, port: int, *, seconds: float = 60.0) -> ServerClient:
         port: Its port.
         seconds: The time limit of a request, in seconds.
     """
-    candidates = [each for each in _runs if each.port == port]
+    candidates = [run for run in _runs if run.port == port]
     if candidates and is_local_host(host):
         return candidates[0].connect(seconds)
     return ServerClient(build_url(host, port), seconds=seconds)
@@ -166,8 +166,8 @@ def find_own_cluster() -> str | None:
 
 @atexit.register
 def _stop_all() -> None:
-    for each in [*_runs]:
-        each.stop()
+    for run in [*_runs]:
+        run.stop()
 
 
 def _start_process(resources: ExitStack) -> subprocess.Popen[bytes]:

@@ -226,13 +226,13 @@ def _iterate_completed(
 
     If the iterator is dropped, the tasks that no yielded awaitable waits for are cancelled.
     """
-    tasks = [asyncio.ensure_future(each()) for each in plays]
+    tasks = [asyncio.ensure_future(play()) for play in plays]
     yielded = 0
 
     def cancel_surplus(_: object = None) -> None:
-        if sum(each.done() for each in tasks) >= yielded:
-            for each in tasks:
-                each.cancel()
+        if sum(future.done() for future in tasks) >= yielded:
+            for surplus in tasks:
+                surplus.cancel()
 
     try:
         for completed in asyncio.as_completed(tasks):
@@ -240,7 +240,7 @@ def _iterate_completed(
             yield completed
     except GeneratorExit:
         cancel_surplus()
-        for each in tasks:
-            if not each.done():
-                each.add_done_callback(cancel_surplus)
+        for task in tasks:
+            if not task.done():
+                task.add_done_callback(cancel_surplus)
         raise

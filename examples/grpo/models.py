@@ -246,7 +246,7 @@ def exchange_replies(conversations: list[Messages], right: float, count: int) ->
         return conversation[turn] if is_kept else rng.choice(replies[turn])
 
     chosen = rng.choices(conversations, k=count)
-    return [[choose(each, turn) for turn in range(len(each))] for each in chosen]
+    return [[choose(original, turn) for turn in range(len(original))] for original in chosen]
 
 
 def warm_up(policy: nn.Module, rows: list[list[int]], steps: int) -> None:

@@ -63,7 +63,7 @@ class DigitModel:
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of *ids* without special tokens."""
-        return "".join(VOCABULARY[each] for each in ids if each >= len(SPECIAL))
+        return "".join(VOCABULARY[token] for token in ids if token >= len(SPECIAL))
 
     def score(self, prompt: list[int]) -> Generator[torch.Tensor, int, None]:
         """Yield the log-probabilities of the next token, and receive the token that was chosen."""

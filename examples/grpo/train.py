@@ -98,10 +98,10 @@ def train_step(
     engine: OwnEngine | VllmEngine, optimizer: torch.optim.Optimizer, samples: list[Sample], entropy_bonus: float
 ) -> float:
     """Update the policy, and return the largest difference to the log-probabilities of the generation server."""
-    ids = pad([each.ids for each in samples], engine.pad)
-    mask = pad([each.is_policy for each in samples], 0.0)[:, 1:]
-    sampled = pad([each.logprobs for each in samples], 0.0)[:, 1:]
-    rewards = torch.tensor([each.reward for each in samples]).view(GROUPS, SAMPLES)
+    ids = pad([sample.ids for sample in samples], engine.pad)
+    mask = pad([sample.is_policy for sample in samples], 0.0)[:, 1:]
+    sampled = pad([sample.logprobs for sample in samples], 0.0)[:, 1:]
+    rewards = torch.tensor([sample.reward for sample in samples]).view(GROUPS, SAMPLES)
     advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
     optimizer.zero_grad()
     gap = 0.0
@@ -156,7 +156,7 @@ def train(
                 )
             if not options.without_sync:
                 engine.push_weights(servers.generation_url)
-            reward = sum(each.reward for each in samples) / len(samples)
+            reward = sum(sample.reward for sample in samples) / len(samples)
             yield {"step": step, "reward": reward, "gap": gap, "seconds": time.monotonic() - began}
 
 
@@ -220,7 +220,7 @@ def main() -> None:
         sys.stdout.write(f"step {line['step']:3} reward {line['reward']:.3f} gap {line['gap']:.1e}\n")
         sys.stdout.flush()
         if options.output is not None:
-            options.output.write_text("".join(json.dumps(each) + "\n" for each in curve))
+            options.output.write_text("".join(json.dumps(point) + "\n" for point in curve))
     rewards = [line["reward"] for line in curve]
     first, last = sum(rewards[:10]) / len(rewards[:10]), sum(rewards[-10:]) / len(rewards[-10:])
     count = len(rewards[:10])

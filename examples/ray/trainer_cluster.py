@@ -62,7 +62,7 @@ def main() -> None:
             print(f"group {group}: rewards {groups[group]}, advantages {advantages}")
     health = ray.get(gym.health.remote())
     ray.get(gym.shutdown.remote())
-    instances = [each for each in health["instances"] if each["name"] == "math"]
+    instances = [instance for instance in health["instances"] if instance["name"] == "math"]
     print(f"{len(groups)} groups, {len(rows)} rollouts, {len(instances)} instances of the environment")
     ray.shutdown()
 
