@@ -115,8 +115,8 @@ async def measure(count: int, seconds: float) -> bool:
             instances = len(HeadSnapshot.model_validate(answer.json()).instances)
             await asyncio.sleep(max(0.0, 1.0 - waits[-1]))
         used = (read_cpu(process) - cpu) / (time.monotonic() - began)
-        for each in replicas:
-            each.cancel()
+        for replica in replicas:
+            replica.cancel()
         await asyncio.gather(*replicas, return_exceptions=True)
         await client.aclose()
     print(

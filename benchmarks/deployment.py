@@ -83,7 +83,7 @@ def measure_load(name: str, head: str, rollouts: int, concurrency: int) -> Itera
     completed = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
     loads: list[dict[str, Any]] = json.loads(completed.stdout)["loads"]
     cheapest = min(loads, key=servers_cpu)
-    yield "rollouts per second, highest of the loads", f"{max(each['rate'] for each in loads):.0f}"
+    yield "rollouts per second, highest of the loads", f"{max(load['rate'] for load in loads):.0f}"
     yield "CPU of the servers per rollout", f"{servers_cpu(cheapest):.2f} ms"
     for process, milliseconds in cheapest["cpu"].items():
         yield f"  {process}", f"{milliseconds:.2f} ms"
@@ -117,14 +117,14 @@ def served(name: str, options: list[str]) -> Iterator[tuple[dict[str, Any], floa
 
 def tree(pid: int) -> list[int]:
     """Return the process id and those of all descendants."""
-    children = [each.read_text().split() for each in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [pid, *(each for some in children for child in some for each in tree(int(child)))]
+    children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [pid, *(descendant for some in children for child in some for descendant in tree(int(child)))]
 
 
 def memory_mb(pid: int) -> float:
     """Return the proportional set size of a process in megabytes (10^6 bytes)."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    [line] = (each for each in lines if each.startswith("Pss:"))
+    [line] = (entry for entry in lines if entry.startswith("Pss:"))
     return int(line.split()[1]) * 1024 / 1e6
 
 

@@ -144,8 +144,8 @@ async def play_in_process(folder: Path) -> Results:
             # Agents on other machines know only the tools in the row.
             row["responses_create_params"]["tools"] = [tool.schema for tool in found.tools.values()]
             rows.append(row)
-    for name, each in (("rows", rows), ("rollouts", rollouts)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in each))
+    for name, lines in (("rows", rows), ("rollouts", rollouts)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return [row_result(line) for line in rollouts]
 
 
@@ -166,7 +166,7 @@ async def serve(
         if not line:
             raise CommandError((folder / "serve.log").read_text()[-1500:])
         ready = json.loads(line)
-        urls = {name: each["url"] for name, each in ready["servers"].items()}
+        urls = {name: server["url"] for name, server in ready["servers"].items()}
         yield Servers(int(ready["head"].rsplit(":", 1)[1]), urls[environment], urls["policy_model"])
     finally:
         if process.returncode is None:
@@ -188,7 +188,7 @@ async def play_with_verifiers(venv: Path, servers: Servers, folder: Path, resour
             raise CommandError(str(trace["errors"])[-500:])
         outputs = [node["message"] for node in trace["nodes"] if node["message"]["role"] == "tool"]
         number = int(trace["task"]["data"]["name"].rsplit(":", 1)[1])
-        found[number] = (trace["rewards"]["nemo_gym"]["score"], [each["content"] for each in outputs])
+        found[number] = (trace["rewards"]["nemo_gym"]["score"], [message["content"] for message in outputs])
     return [found[number] for number in sorted(found)]
 
 
@@ -214,9 +214,9 @@ async def play_with_agent(venv: Path, servers: Servers, folder: Path) -> Results
     """Play the rows with the NeMo Gym agent, which calls the tools and the model of the gymsdk servers."""
     out = await run_command(venv / "bin" / "python", AGENT, servers.head, NAME, folder / "rows.jsonl", folder=folder)
     answers = [json.loads(line.removeprefix("LINE ")) for line in out.splitlines() if line.startswith("LINE ")]
-    if errors := [each["error"] for each in answers if "error" in each]:
+    if errors := [answer["error"] for answer in answers if "error" in answer]:
         raise CommandError(errors[0])
-    return [row_result(each) for each in answers]
+    return [row_result(answer) for answer in answers]
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -279,7 +279,7 @@ def train(
 
     async def collect() -> dict[int, float | str]:
         waiting = RolloutCollectionHelper().run_examples(numbered, route_failures_to_sidecar=True)
-        played = [await each for each in waiting]
+        played = [await future for future in waiting]
         return {row["_rowidx"]: read_result(result) for row, result in played}
 
     try:

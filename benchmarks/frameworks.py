@@ -113,7 +113,7 @@ async def serve_proxy(folder: Path, policy: Sequence[str], upstream: str) -> Asy
         endpoint = await stack.enter_async_context(run_server(folder, "policy", "serve", *policy))
         model_options = ["--model", f"{provider}/policy", "--base-url", endpoint["url"], "--api", api]
         ready = await stack.enter_async_context(run_server(folder, "serve", *NAMES, *model_options))
-        yield {name: each["url"] for name, each in ready["servers"].items()}
+        yield {name: server["url"] for name, server in ready["servers"].items()}
 
 
 async def play_in_process(folder: Path, policy: str) -> Results:
@@ -141,9 +141,9 @@ async def play_variant(framework: Framework, variant: str, venv: Path, folder: P
     (folder / "plan.json").write_text(json.dumps(plan))
     out = await run_command(venv / "bin" / "python", CLIENTS / framework.client, folder / "plan.json", folder=folder)
     answers = [json.loads(line.removeprefix("LINE ")) for line in out.splitlines() if line.startswith("LINE ")]
-    if errors := [each["error"] for each in answers if "error" in each]:
+    if errors := [answer["error"] for answer in answers if "error" in answer]:
         raise CommandError(errors[0][-1500:])
-    return [(each["reward"], each["outputs"]) for each in answers]
+    return [(answer["reward"], answer["outputs"]) for answer in answers]
 
 
 async def check_framework(score: Score, framework: Framework, folder: Path) -> None:

@@ -94,11 +94,11 @@ class Fuzzer:
     def play(self, number: int) -> None:
         """Play one case."""
         rng = random.Random(f"{self._seed}:{number}")
-        [target] = rng.choices(self._targets, [each.weight for each in self._targets])
+        [target] = rng.choices(self._targets, [candidate.weight for candidate in self._targets])
         sequence = rng.choice(target.cases)
         requests = [
-            mutate(each, rng) if index == len(sequence) - 1 or rng.random() < 0.15 else each
-            for index, each in enumerate(sequence)
+            mutate(request, rng) if index == len(sequence) - 1 or rng.random() < 0.15 else request
+            for index, request in enumerate(sequence)
         ]
         if rng.random() < 0.1:
             requests.append(requests[-1])
@@ -166,8 +166,8 @@ class Fuzzer:
 
     def _replay(self, target: Target, before: list[HttpRequest], request: HttpRequest) -> Answer:
         cookies: tuple[str, ...] = ()
-        for each in before:
-            cookies = self._clients[target.name].send(each, cookies).cookies or cookies
+        for earlier in before:
+            cookies = self._clients[target.name].send(earlier, cookies).cookies or cookies
         return self._clients[target.name].send(request, cookies)
 
 
@@ -253,7 +253,7 @@ class Outcome:
 def play_all(arguments: argparse.Namespace, folder: Path) -> Outcome:
     """Start the servers and send the requests."""
     with serve_all(folder) as (targets, processes):
-        chosen = [each for each in targets if arguments.only in each.name]
+        chosen = [candidate for candidate in targets if arguments.only in candidate.name]
         fuzzer = Fuzzer(chosen, arguments.seed)
         started, number = time.perf_counter(), 0
         before: dict[str, int] = {}
@@ -270,7 +270,7 @@ def play_all(arguments: argparse.Namespace, folder: Path) -> Outcome:
         seconds = time.perf_counter() - started
         after = {name: read_memory(pid) for name, pid in processes.items()}
         root = HttpRequest("GET", "/")
-        dead = [each.name for each in chosen if Client(each.url, each.headers).send(root).status != 200]
+        dead = [server.name for server in chosen if Client(server.url, server.headers).send(root).status != 200]
     memory = {name: (size, size - before.get(name, size)) for name, size in after.items()}
     summary = f"{fuzzer.sent:,} requests in {number:,} cases to {len(chosen)} servers in {seconds:.0f} s"
     return Outcome(fuzzer.report, f"seed {arguments.seed}: {summary}", memory, dead, check_logs(folder))

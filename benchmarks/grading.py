@@ -114,11 +114,11 @@ def answers(golds: int, rounds: int) -> Iterator[Pair]:
     """Yield the texts to grade: each expected answer once per round, and no text twice."""
     rng = random.Random(20)
     expected = pairs(rng, golds)
-    for each in range(rounds):
+    for number in range(rounds):
         for row, (gold, right) in enumerate(expected):
             answer = right if rng.random() < CORRECT_SHARE else str(rng.randint(100, 999))
             worked = "".join(rng.choice(STEPS) for _ in range(10))
-            yield Pair(gold, f"Solution {each}.{row}. {worked}Therefore the final answer is ${wrap_in_box(answer)}$.")
+            yield Pair(gold, f"Solution {number}.{row}. {worked}Therefore the final answer is ${wrap_in_box(answer)}$.")
 
 
 @lru_cache(maxsize=1)

@@ -194,7 +194,7 @@ def measure_overload(settings: Settings) -> Iterator[Figure]:
     rows = build_rows(TOOL, settings.scaled(OVERLOAD))
     with settings.serve(TOOL, f"{settings.stub}/v1") as server:
         measure_run(server, TOOL, rows[:FEW], FEW)
-        urls = [server.ready["head"], *(each["url"] for each in server.ready["servers"].values())]
+        urls = [server.ready["head"], *(entry["url"] for entry in server.ready["servers"].values())]
         with probe_health(urls) as latencies, sample_peak_memory(server.tree) as memory:
             cpu, outcome = measure_run(server, TOOL, rows, len(rows))
     row = f"run-{OVERLOAD}"
@@ -226,8 +226,8 @@ def _count_requests(server: Server) -> float:
     """Return the number of POST requests that the servers have answered."""
     lines = [
         line
-        for each in server.ready["servers"].values()
-        for line in fetch(f"{each['url']}/metrics").decode().splitlines()
+        for entry in server.ready["servers"].values()
+        for line in fetch(f"{entry['url']}/metrics").decode().splitlines()
         if line.startswith("gymsdk_requests_total") and not any(route in line for route in CONTROL_ROUTES)
     ]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
@@ -376,8 +376,8 @@ def main() -> int:
     parser.add_argument("--checkout", default="", metavar="DIR", help="import gymsdk from this source tree")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="the interpreter of a peer")
     arguments = parser.parse_args()
-    interpreters = dict(each.partition("=")[::2] for each in arguments.peer)
-    if unknown := [each for each in arguments.peer if each.partition("=")[0] not in PEERS or "=" not in each]:
+    interpreters = dict(peer.partition("=")[::2] for peer in arguments.peer)
+    if unknown := [peer for peer in arguments.peer if peer.partition("=")[0] not in PEERS or "=" not in peer]:
         parser.error(f"--peer {unknown[0]}: give NAME=PYTHON with one of the names {', '.join(PEERS)}")
     if arguments.scale <= 0 or arguments.repeats < 1:
         parser.error("--scale must be more than 0, and --repeats at least 1")

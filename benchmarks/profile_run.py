@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, help="rollouts to play (default: 6000 for serve, else 4096)")
     parser.add_argument("--stacks", type=Path, metavar="DIR", help="keep the sampled call stacks in this folder")
     arguments = parser.parse_args()
-    if unknown := [each for each in arguments.what if each not in LOADS]:
+    if unknown := [name for name in arguments.what if name not in LOADS]:
         parser.error(f"{unknown[0]!r} cannot be sampled; name {' or '.join(LOADS)}")
     if not SAMPLER.exists():
         print(f"{parser.prog} needs py-spy: install it with `{sys.executable} -m pip install py-spy`", file=sys.stderr)

@@ -142,7 +142,7 @@ class FixedPolicy:
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:  # noqa: ARG002 - the protocol requires it
         """Respond to *request*."""
-        output = [dict(each) for each in self._output]
+        output = [dict(item) for item in self._output]
         return responses.build_response(output, model=NAME, usage=build_usage(300, 40), request=request)
 
 

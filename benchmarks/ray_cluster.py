@@ -86,7 +86,7 @@ def print_grading(executors: dict[str, Executor], answers: Sequence[grading.Pair
     """Print the first table, and return whether all grades are equal."""
 
     async def grade_all() -> list[Any]:
-        return [str(each) for each in await asyncio.gather(*(grade(pair.gold, pair.text) for pair in answers))]
+        return [str(result) for result in await asyncio.gather(*(grade(pair.gold, pair.text) for pair in answers))]
 
     print(f"{len(answers)} maths answers       wall      CPU   CPU per answer")
     results = {}
@@ -94,7 +94,7 @@ def print_grading(executors: dict[str, Executor], answers: Sequence[grading.Pair
         results[name], wall, cpu = run(executor, grade_all)
         print(f"{name:<16} {wall:12.2f} s {cpu:6.2f} s {cpu * 1e3 / len(answers):10.2f} ms", flush=True)
     first, *others = results.values()
-    return all(each == first for each in others)
+    return all(grades == first for grades in others)
 
 
 def print_overhead(executors: dict[str, Executor]) -> bool:

@@ -98,8 +98,8 @@ def measure(arguments: list[str], limits: Limits) -> list[Figure]:
     idle = sum(map(cpu, pids)) - before
     check_servers(str(last.ready["head"]) + "/server_instances")
     return [
-        Figure("start to ready: CPU", min(each.cpu for each in starts), "s", limits.cpu),
-        Figure("start to ready: wall time", min(each.seconds for each in starts), "s"),
+        Figure("start to ready: CPU", min(server.cpu for server in starts), "s", limits.cpu),
+        Figure("start to ready: wall time", min(server.seconds for server in starts), "s"),
         Figure("memory when ready (PSS)", memory, "MB", limits.memory),
         Figure(f"CPU while idle, per second over {IDLE:g} s", 1e3 * idle / IDLE, "ms", limits.idle),
         Figure("stop: wall time", stop(last), "s", limits.stop),
@@ -129,7 +129,7 @@ def stop(server: Served) -> float:
 def check_servers(url: str) -> None:
     """Check that the head reaches every server."""
     with urllib.request.urlopen(url) as answer:
-        assert {each["status"] for each in json.load(answer)} == {"success"}
+        assert {instance["status"] for instance in json.load(answer)} == {"success"}
 
 
 def cpu(pid: int) -> float:
@@ -146,7 +146,7 @@ def processes(pid: int) -> list[int]:
 def memory_mb(pid: int) -> float:
     """Return the proportional set size of a process in megabytes (10^6 bytes)."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    (line,) = (each for each in lines if each.startswith("Pss:"))
+    (line,) = (entry for entry in lines if entry.startswith("Pss:"))
     return int(line.split()[1]) * 1024 / 1e6
 
 

@@ -53,9 +53,9 @@ def create_venv(home: Path, wheels: Path) -> Path:
     for wheel in wheels.glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(site_packages(home))
     subprocess.run([home / "bin" / "python", "-m", "compileall", "-q", site_packages(home)], check=True)
-    for each in Path(sysconfig.get_path("purelib")).iterdir():
-        if not each.name.startswith(OURS) and each.suffix != ".pth" and each.name != "__pycache__":
-            (site_packages(home) / each.name).symlink_to(each)
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(OURS) and path.suffix != ".pth" and path.name != "__pycache__":
+            (site_packages(home) / path.name).symlink_to(path)
     return home
 
 

@@ -69,22 +69,22 @@ def measure(case: str, options: argparse.Namespace) -> bool:
     """Measure a case and print its row; return whether the samples are equal and the ratio is within its limit."""
     checkouts = [options.checkout, ""] if options.checkout else [""]
     with ExitStack() as stack:
-        players = [Player(case, options.episodes, each, stack) for each in checkouts]
+        players = [Player(case, options.episodes, checkout, stack) for checkout in checkouts]
         if options.checkout and not players[0].source.startswith(str(Path(options.checkout).resolve())):
             sys.exit(f"{options.checkout} was not imported; gymsdk came from {players[0].source}")
         # All steps count for the comparison of the samples, and all but the first for the times.
         steps = [[player.play() for player in players] for _ in range(options.steps + 1)]
     equal = all(step[0]["digest"] == step[-1]["digest"] for step in steps)
-    times = [[1e3 * each["cpu"] / options.episodes for each in step] for step in steps[1:]]
-    after = median(each[-1] for each in times)
+    times = [[1e3 * result["cpu"] / options.episodes for result in step] for step in steps[1:]]
+    after = median(step[-1] for step in times)
     name = f"{case:<22}{steps[0][0]['turns']:>6}{median(step[-1]['reward'] for step in steps):>8.2f}"
     if not options.checkout:
         print(f"{name}{after:>9.3f}", flush=True)
         return True
-    ratio, limit = median(each[1] / each[0] for each in times), MAX_RATIOS.get(case)
+    ratio, limit = median(step[1] / step[0] for step in times), MAX_RATIOS.get(case)
     words = "identical" if equal else "DIFFERENT"
     bound = "" if limit is None else f"  at most {limit}"
-    print(f"{name}{median(each[0] for each in times):>9.3f}{after:>9.3f}{ratio:>7.2f}  {words}{bound}", flush=True)
+    print(f"{name}{median(step[0] for step in times):>9.3f}{after:>9.3f}{ratio:>7.2f}  {words}{bound}", flush=True)
     return equal and (limit is None or ratio <= limit)
 
 
@@ -101,7 +101,7 @@ def main() -> None:
         return
     print(f"{options.steps} steps of {options.episodes} episodes, 16 of each task; CPU time in ms per episode\n")
     columns = ["before", "after", "  ratio  samples"] if options.checkout else ["CPU"]
-    print(f"{'case':<22}{'turns':>6}{'reward':>8}{columns[0]:>9}{''.join(f'{each:>9}' for each in columns[1:])}")
+    print(f"{'case':<22}{'turns':>6}{'reward':>8}{columns[0]:>9}{''.join(f'{column:>9}' for column in columns[1:])}")
     results = [measure(case, options) for case in options.case or CASES]
     if not all(results):
         sys.exit(1)

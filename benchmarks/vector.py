@@ -82,7 +82,7 @@ def measure_call(work: Step) -> Times:
 
 def lowest(times: list[Times]) -> Times:
     """Return the lowest wall time and the lowest CPU time."""
-    return Times(min(each.wall for each in times), min(each.cpu for each in times))
+    return Times(min(measured.wall for measured in times), min(measured.cpu for measured in times))
 
 
 class Row(NamedTuple):
@@ -95,7 +95,7 @@ class Row(NamedTuple):
 
     def __str__(self) -> str:
         figures = (
-            f"{1e6 * each.cpu / self.size:8.0f} us {1e3 * each.wall:9.2f} ms" for each in (self.looped, self.vector)
+            f"{1e6 * times.cpu / self.size:8.0f} us {1e3 * times.wall:9.2f} ms" for times in (self.looped, self.vector)
         )
         return f"{self.label:<14}{self.size:>6} " + "  ".join(figures) + f"{self.cpu:8.2f} {self.wall:8.2f}"
 
@@ -121,9 +121,9 @@ def measure(label: str, seconds: float, size: int, rounds: int) -> Iterator[Row]
     )
     vector, actions = vectors[0], [ACTION] * size
     # Drop the first reset, in which each environment loads its task list.
-    resets = [measure_in_turn(lambda: [each.reset() for each in singles], vector.reset) for _ in range(rounds + 1)][1:]
+    resets = [measure_in_turn(lambda: [env.reset() for env in singles], vector.reset) for _ in range(rounds + 1)][1:]
     steps = [
-        measure_in_turn(lambda: [each.step(ACTION) for each in singles], lambda: vector.step(actions))
+        measure_in_turn(lambda: [env.step(ACTION) for env in singles], lambda: vector.step(actions))
         for _ in range(rounds)
     ]
     for name, pairs in (("reset", resets), ("step", steps)):
@@ -131,8 +131,8 @@ def measure(label: str, seconds: float, size: int, rounds: int) -> Iterator[Row]
             f"{label} {name}", size, lowest([looped for looped, _ in pairs]), lowest([vector for _, vector in pairs])
         )
     vector.close()
-    for each in singles:
-        each.close()
+    for single in singles:
+        single.close()
 
 
 def measure_in_turn(looped: Step, vector: Step) -> tuple[Times, Times]:

@@ -77,7 +77,7 @@ def measure_loads(rollouts: int, concurrency: int, rounds: int) -> Iterator[Figu
             for _ in range(rounds):
                 for name, server in servers.items():
                     results[name].append(measure_load(server, rows, rollouts, concurrency, options))
-            lowest = {name: min(each for each, _ in found) for name, found in results.items()}
+            lowest = {name: min(cpu for cpu, _ in found) for name, found in results.items()}
             for name, found in results.items():
                 yield Figure(load, f"{name}: CPU per rollout", 1e3 * lowest[name], "ms")
                 yield Figure(load, f"{name}: rate", max(rate for _, rate in found), "rollouts/s")

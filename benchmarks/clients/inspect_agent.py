@@ -27,7 +27,7 @@ def playing(resources: dict[str, str]):  # noqa: ANN201  # a type of inspect_ai,
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:  # noqa: ARG001  # inspect passes it
         async with open_session(state.metadata["row"], resources) as session:
-            agent = react(prompt=None, tools=[tool(session, each) for each in session.tools], submit=False)
+            agent = react(prompt=None, tools=[tool(session, schema) for schema in session.tools], submit=False)
             before = len(state.messages)
             played = await run(agent, AgentState(messages=state.messages))
             record_messages(session, played.messages[before:])
@@ -56,9 +56,9 @@ def tool(session: Session, schema: dict[str, Any]) -> ToolDef:
         return await session.call(schema["name"], arguments)
 
     parameters = ToolParams.model_validate(schema["parameters"])
-    for name, each in parameters.properties.items():
+    for name, parameter in parameters.properties.items():
         # Inspect rejects a tool if a parameter has no description.
-        each.description = each.description or name
+        parameter.description = parameter.description or name
     return ToolDef(execute, schema["name"], schema["description"], parameters)
 
 
@@ -76,7 +76,9 @@ def record_messages(session: Session, messages: list[Any]) -> None:
 def sample(row: dict[str, Any]) -> Sample:
     """Convert a *row* to a sample."""
     kinds = {"system": ChatMessageSystem, "developer": ChatMessageSystem, "user": ChatMessageUser}
-    messages = [kinds[each["role"]](content=each["content"]) for each in row["responses_create_params"]["input"]]
+    messages = [
+        kinds[message["role"]](content=message["content"]) for message in row["responses_create_params"]["input"]
+    ]
     return Sample(input=messages, metadata={"row": row})
 
 
@@ -105,8 +107,8 @@ def show_results(name: str, log: Any) -> None:
     """Print the result of each row from the *log* of an evaluation."""
     if log.status != "success":
         show(name, error=str(log.error))
-    for each in sorted(log.samples or [], key=lambda each: each.id):
-        show(name, **({"error": each.error.message} if each.error else each.scores["rewarded"].metadata))
+    for evaluated in sorted(log.samples or [], key=lambda result: result.id):
+        show(name, **({"error": evaluated.error.message} if evaluated.error else evaluated.scores["rewarded"].metadata))
 
 
 main(json.loads(Path(sys.argv[1]).read_text()))

@@ -50,7 +50,7 @@ def record_items(session: Session, items: list[dict[str, Any]]) -> None:
 
 async def play(session: Session, model: Any) -> None:
     """Play the row of the session."""
-    tools = [tool(session, each) for each in session.tools]
+    tools = [tool(session, schema) for schema in session.tools]
     instructions_text = "\n\n".join(text for role, text in session.prompt if role == "system")
     messages = [{"role": role, "content": text} for role, text in session.prompt if role != "system"]
     settings = ModelSettings(include_usage=True)

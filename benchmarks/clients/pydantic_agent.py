@@ -59,7 +59,7 @@ async def play(session: Session, model: Any) -> None:
     """Play the row of the session."""
     system_texts = [text for role, text in session.prompt if role == "system"]
     [prompt] = [text for role, text in session.prompt if role == "user"]
-    agent = Agent(model, system_prompt=system_texts, tools=[tool(session, each) for each in session.tools])
+    agent = Agent(model, system_prompt=system_texts, tools=[tool(session, schema) for schema in session.tools])
     run = await agent.run(prompt, event_stream_handler=consume_events)
     record_parts(session, [part for message in run.all_messages() for part in message.parts])
 

@@ -33,7 +33,10 @@ class Session:
     def prompt(self) -> list[tuple[str, str]]:
         """The role and the text of each message of the row; a developer message has the role system."""
         messages = self.row["responses_create_params"]["input"]
-        return [("system" if each["role"] in SYSTEM_ROLES else each["role"], each["content"]) for each in messages]
+        return [
+            ("system" if message["role"] in SYSTEM_ROLES else message["role"], message["content"])
+            for message in messages
+        ]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Call a tool and return its output."""

@@ -246,9 +246,9 @@ def dump(body: Any) -> bytes:
 
 def _mark_large(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _mark_large(each) for key, each in value.items()}
+        return {key: _mark_large(node) for key, node in value.items()}
     if isinstance(value, list):
-        return [_mark_large(each) for each in value]
+        return [_mark_large(node) for node in value]
     return f"{RAW_MARK}{'9' * 4400}" if isinstance(value, int) and abs(value) > 10**4300 else value
 
 
@@ -256,8 +256,8 @@ def list_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
     """Yield the path of every node of a JSON value."""
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in inner:
-        yield from list_paths(each, (*path, key))
+    for key, node in inner:
+        yield from list_paths(node, (*path, key))
 
 
 def get(value: Any, path: tuple[Any, ...]) -> Any:
@@ -288,7 +288,7 @@ def mutate_body(body: Any, rng: random.Random) -> Any:
     paths = list(list_paths(body))
     path = rng.choice(paths)
     if rng.random() < 0.4:
-        path = rng.choice([each for each in paths if each and each[-1] in KEY_VALUES] or paths)
+        path = rng.choice([candidate for candidate in paths if candidate and candidate[-1] in KEY_VALUES] or paths)
     kind = rng.random()
     if path and kind < 0.15:
         return delete(body, path)
@@ -337,7 +337,7 @@ def _mutate_path(request: HttpRequest, rng: random.Random) -> HttpRequest:
         return replace(request, path=rng.choice(PREFIXES) + request.path)
     parts = request.path.split("/")
     index = rng.randrange(1, len(parts)) if len(parts) > 1 else 0
-    parts[index] = rng.choice((*PATH_PARTS, *(quote(each[:300], errors="surrogatepass") for each in QUERY_VALUES)))
+    parts[index] = rng.choice((*PATH_PARTS, *(quote(value[:300], errors="surrogatepass") for value in QUERY_VALUES)))
     return replace(request, path="/".join(parts))
 
 

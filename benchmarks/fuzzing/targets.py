@@ -165,7 +165,9 @@ def list_resources(name: str) -> Iterator[tuple[HttpRequest, ...]]:
     close_typed, close, aggregate = post("/close_session", closing), post("/close_session", {}), _aggregate(row)
     tools = [post(f"/{tool}", _arguments(environment.tools[tool].schema)) for tool in sorted(environment.tools)[:4]]
     tools += [post("/nope", {}, route="POST /{tool}")]
-    yield from ((each,) for each in (seed, typed_seed, reset, verify, verify_only, step, close_typed, close, aggregate))
+    yield from (
+        (request,) for request in (seed, typed_seed, reset, verify, verify_only, step, close_typed, close, aggregate)
+    )
     yield from ((seed, tool) for tool in tools)
     yield from ((seed, tools[0], verify), (seed, verify), (seed, verify_only, tools[0]), (seed, close, tools[0]))
     yield from (
@@ -193,7 +195,7 @@ def list_agent(name: str) -> Iterator[tuple[HttpRequest, ...]]:
         post("/v1/agent_sessions", {**opening, "tool_accesses": []}),
     )
     respond, close = post("/v1/responses", PARAMS), post("/v1/agent_sessions/close", ids)
-    yield from ((each,) for each in (post("/run", row), respond, open_session, close, _aggregate(row)))
+    yield from ((request,) for request in (post("/run", row), respond, open_session, close, _aggregate(row)))
     yield from ((open_session, respond), (open_toolless, respond), (open_session, close), (open_session, close, close))
     yield (open_session, open_session)
 
@@ -322,7 +324,7 @@ def _aggregate(row: dict[str, Any]) -> HttpRequest:
 def _arguments(schema: dict[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {"string": "x", "integer": 1, "number": 1.5, "boolean": True, "array": [1]}
     properties = schema["parameters"].get("properties", {})
-    return {name: values.get(str(each.get("type")), "x") for name, each in properties.items()}
+    return {name: values.get(str(parameter.get("type")), "x") for name, parameter in properties.items()}
 
 
 @contextmanager
@@ -401,7 +403,7 @@ def _list_targets(deployment: str, served: dict[str, Any]) -> Iterator[Target]:
     if deployment == "serve":
         yield Target("head", served["head"], tuple(list_head()), weight=3)
     for name, server in served["servers"].items():
-        environment = next((each for each in ENVIRONMENTS if name.startswith(each)), "")
+        environment = next((candidate for candidate in ENVIRONMENTS if name.startswith(candidate)), "")
         if name == environment:
             cases = list_resources(environment)
         elif name.endswith("_environment_server"):

@@ -95,8 +95,8 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(
         texts, trainers.BpeTrainer(vocab_size=VOCABULARY, show_progress=False, initial_alphabet=alphabet)
     )
-    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in SPECIAL])
-    tokenizer.add_tokens([AddedToken(each, special=False, normalized=False) for each in MARKERS])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKERS])
     special = {"eos_token": END, "pad_token": SPECIAL[0], "additional_special_tokens": [SPECIAL[1]]}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE, **special)
 
@@ -148,7 +148,7 @@ def build_step(case: Case, episodes: int) -> Callable[[int], dict[str, Any]]:
         result = rollouts(prompts, trainer)
         cpu = time.process_time() - began
         digest = hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()
-        rewards = [each or 0.0 for each in result["gymsdk_reward"]]
+        rewards = [reward or 0.0 for reward in result["gymsdk_reward"]]
         return {"cpu": cpu, "turns": trainer.turn, "reward": sum(rewards) / len(rewards), "digest": digest}
 
     return play
