@@ -350,10 +350,12 @@ class Environment:
         played = [action for _, turn in iter_played_turns(episode.transcript.items) for action in turn]
         try:
             for span, turn in iter_played_turns(items):
+                if calls or any(isinstance(action, Message) for action in turn):
+                    # Once for a turn, which may have thousands of calls.
+                    episode.transcript.items = list(items[: span.stop])
                 for action in turn:
                     actions.append(action)
                     if not episode.done and (calls or isinstance(action, Message)):
-                        episode.transcript.items = list(items[: span.stop])
                         episode.done = (await self.step(episode, action)).done
                         played.append(action)
         finally:
