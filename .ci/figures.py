@@ -46,7 +46,7 @@ LIMITS = {
     "modules that name token_interface": 4,
     "options declared by hand": 46,
     "code lines of tests": 51_205,
-    "words of docs": 45_250,
+    "words of docs": 45_000,
     # The numbers of files and moves differ a little from run to run, those of a server most.
     "play: files": 14,
     "play: moves": 102,

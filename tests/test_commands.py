@@ -18,7 +18,8 @@ WIDTH = 100
 OPENING = """\
 # Commands
 
-This page contains the `--help` text of every command; `python tests/test_commands.py` writes the page.
+This page contains the `--help` text of every command, without lists of commands; `python tests/test_commands.py` writes
+it.
 
 Exit codes:
 
@@ -42,9 +43,13 @@ def commands() -> Iterator[tuple[str, str]]:
 def _commands(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
     context = click.Context(command, info_name=name.rsplit(maxsplit=1)[-1], parent=parent, terminal_width=WIDTH)
     help_text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
-    # Every command has this option, mostly in a section of its own.
-    yield name, re.sub(r"\n(?:\nOther options:\n)? +--help +Show this message and exit\.", "", help_text)
-    for child, entry in getattr(command, "commands", {}).items():
+    # Every command has this option, mostly in its own section.
+    help_text = re.sub(r"\n(?:\n(?:Other o|O)ptions:\n)? +--help +Show this message and exit\.", "", help_text)
+    children = getattr(command, "commands", {})
+    # The sections of the page are this list.
+    entries = rf"\n\n[^\n]+:(\n  ({'|'.join(children)}) +[^\n]+)+(?=\n\n|$)"
+    yield name, re.sub(entries, "", help_text) if children else help_text
+    for child, entry in children.items():
         yield from _commands(entry, f"{name} {child}", context)
 
 
