@@ -3,15 +3,19 @@
 
 usage: healthy PORT...
 
-The requests send the token in the file that GYMSDK_TOKEN_FILE names. The script needs only the standard library.
+The requests need no token, unless the servers have `health_token: true`: then they send the one in the file that
+GYMSDK_TOKEN_FILE names. The script needs only the standard library.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
+
+UNAUTHORIZED = 401
 
 
 def main(ports: list[str]) -> int:
@@ -20,20 +24,30 @@ def main(ports: list[str]) -> int:
         sys.stderr.write("usage: healthy PORT...\n")
         return 2
     for port in ports:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/readyz", headers=headers())
         try:
-            with urllib.request.urlopen(request, timeout=3):  # noqa: S310  # the scheme is always http
-                pass
+            check(port)
         except OSError as error:
             sys.stderr.write(f"port {port}: {error}\n")
             return 1
     return 0
 
 
-def headers() -> dict[str, str]:
-    """Return the request headers, with the token if a token file is configured."""
-    file = os.environ.get("GYMSDK_TOKEN_FILE")
-    return {"Authorization": f"Bearer {Path(file).read_text().strip()}"} if file else {}
+def check(port: str) -> None:
+    """Ask the server at *port* whether it is ready; raises `OSError` if it is not."""
+    try:
+        ask(port, {})
+    except urllib.error.HTTPError as error:
+        file = os.environ.get("GYMSDK_TOKEN_FILE")
+        if error.code != UNAUTHORIZED or not file:
+            raise
+        ask(port, {"Authorization": f"Bearer {Path(file).read_text().strip()}"})
+
+
+def ask(port: str, headers: dict[str, str]) -> None:
+    """Send one request; raises `OSError` unless the answer is positive."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/readyz", headers=headers)
+    with urllib.request.urlopen(request, timeout=3):  # noqa: S310  # the scheme is always http
+        pass
 
 
 if __name__ == "__main__":

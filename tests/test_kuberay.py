@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -42,6 +44,30 @@ def test_the_replicas_and_their_gradings_fit_on_the_workers() -> None:
     nodes = [placement.NodeRoom(float(container["resources"]["requests"]["cpu"]), 0.0)] * workers["replicas"]
     demand = placement.Demand(int(get_option("replicas")), float(get_option("cpus-per-replica")), 0.0, True)
     assert demand.fits(nodes), demand.describe(sum(node.cpus for node in nodes))
+
+
+@pytest.mark.slow
+def test_the_pod_becomes_ready_for_the_probes_of_the_kubelet_which_send_no_token(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a-token-of-the-cluster\n")
+    token.chmod(0o400)
+    replaced = {"port": "0", "advertise-host": "127.0.0.1", "token-file": token, "model": "scripted/oracle"}
+    # Ray and the engine are not here; the head, which the probes ask, does not depend on them.
+    kept = [argument.removeprefix("--").partition("=") for argument in SERVER["args"]]
+    options = [f"--{name}={replaced.get(name, value)}" for name, _, value in kept if name in {*replaced, "host"}]
+    command = [sys.executable, "-m", *SERVER["command"], *options, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        try:
+            assert process.stdout is not None
+            head = json.loads(process.stdout.readline())["head"]
+            for probe in ("readinessProbe", "livenessProbe"):
+                # The kubelet names the address of the pod, and sends these headers alone.
+                headers = {"host": "10.1.2.3:11000", "user-agent": "kube-probe/1.34", "accept": "*/*"}
+                answer = httpx.get(head + SERVER[probe]["httpGet"]["path"], headers=headers)
+                assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+                assert SERVER[probe]["httpGet"]["port"] == "head"
+        finally:
+            process.terminate()
 
 
 def test_the_service_reaches_every_port() -> None:

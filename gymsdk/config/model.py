@@ -481,6 +481,9 @@ class Deployment(Placement):
     token_file: Annotated[Path | None, Flag(SECURITY, "FILE", shown="GYMSDK_TOKEN_FILE")] = Field(
         None, validation_alias="token_file", description="Require the token in this file from every client."
     )
+    health_token: bool = Field(
+        False, validation_alias="health_token", description="Require the token for `/livez` and `/readyz`, too."
+    )
     insecure: Annotated[bool, Flag(SECURITY, layered=True)] = Field(
         False,
         validation_alias="insecure",

@@ -227,7 +227,7 @@ def get_security(deployment: Deployment) -> Security:
     check_exposure(deployment, token, deployment.host)
     if deployment.tls is not None:
         deployment.tls.create_ssl_context()
-    return Security(token=token, tls=deployment.tls, limits=deployment.limits)
+    return Security(token=token, tls=deployment.tls, limits=deployment.limits, health_token=deployment.health_token)
 
 
 def check_exposure(deployment: Deployment, token: SecretStr | None, *hosts: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
@@ -45,18 +46,30 @@ HEALTH_CHECK_PATHS = frozenset({*HEALTH_PATHS, "/readyz"})
 """Load balancers and heads request these paths without a token; such a rejection is counted under its path."""
 
 
-class AuthMiddleware:
-    """ASGI middleware that admits only requests with the token, and removes the token from the headers."""
+PROBE_PATHS = frozenset({"/livez", "/readyz"})
+"""The paths for probes of Kubernetes and of load balancers, which can send no token. They answer a status alone."""
 
-    def __init__(self, app: App, token: SecretStr) -> None:
+
+class AuthMiddleware:
+    """ASGI middleware that admits only requests with the token, and removes the token from the headers.
+
+    Args:
+        app: The app.
+        token: The token.
+        open_paths: The paths that are answered without a token, but not with a wrong one.
+    """
+
+    def __init__(self, app: App, token: SecretStr, open_paths: frozenset[str] = frozenset()) -> None:
         self._app = app
         self._token = token
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401."""
         if scope["type"] != "lifespan":
             values = [value for name, value in scope["headers"] if name in TOKEN_HEADERS]
-            if not is_valid_token(values, self._token):
+            is_probe = not values and scope["path"] in self._open_paths and scope.get("method") == "GET"
+            if not is_probe and not is_valid_token(values, self._token):
                 # Even 401 tells a health check that the server is alive, so it counts as a request of that path.
                 is_health_check = not values and scope["path"] in HEALTH_CHECK_PATHS
                 record_rejection(scope, UNAUTHORIZED, scope["path"] if is_health_check else REJECTED_ROUTE)
@@ -64,7 +77,19 @@ class AuthMiddleware:
                 await json_response(content, status=UNAUTHORIZED, headers=CHALLENGE_HEADERS)(scope, receive, send)
                 return
             scope["headers"] = [header for header in scope["headers"] if header[0] not in TOKEN_HEADERS]
+            send = _without_cookies(send) if is_probe else send
         await self._app(scope, receive, send)
+
+
+def _without_cookies(send: Send) -> Send:
+    """Return *send* without cookies, which name the server and its instance."""
+
+    async def send_without_cookies(message: MutableMapping[str, Any]) -> None:
+        if "headers" in message:
+            message = {**message, "headers": [pair for pair in message["headers"] if pair[0] != b"set-cookie"]}
+        await send(message)
+
+    return send_without_cookies
 
 
 def is_valid_token(values: Iterable[bytes], token: SecretStr) -> bool:
@@ -115,13 +140,21 @@ def is_insecure_allowed() -> bool:
 
 
 class Security(BaseModel):
-    """Access to a server: token, TLS and limits. The default is open access over HTTP with the default limits."""
+    """Access to a server. The default is open access over HTTP with the default limits.
+
+    Attributes:
+        token: The token that requests need.
+        tls: The certificate and the key.
+        limits: The limits of requests.
+        health_token: Whether the probes `PROBE_PATHS` need the token, too.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     token: SecretStr | None = None
     tls: Tls | None = None
     limits: Limits = Limits()
+    health_token: bool = False
 
     @property
     def scheme(self) -> Scheme:

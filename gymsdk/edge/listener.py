@@ -19,7 +19,7 @@ from gymsdk.concurrency import CANCEL_GRACE_SECONDS
 from gymsdk.config.model import Limits
 from gymsdk.convert.api import ApiError
 from gymsdk.edge.app import HostCheck, PrefixMiddleware
-from gymsdk.edge.auth import NO_SECURITY, AuthMiddleware, Security
+from gymsdk.edge.auth import NO_SECURITY, PROBE_PATHS, AuthMiddleware, Security
 from gymsdk.edge.errors import STOPPED_ERROR, build_error_body
 from gymsdk.edge.limits import Pacer
 from gymsdk.edge.request import (
@@ -309,7 +309,8 @@ class Listener:
     ) -> None:
         self._address: str = sock.getsockname()[0]
         allowed = allowed_hosts(self._address, *([host] if host else []), *extra_hosts)
-        authenticated = app if security.token is None else AuthMiddleware(app, security.token)
+        open_paths = frozenset[str]() if security.health_token else PROBE_PATHS
+        authenticated = app if security.token is None else AuthMiddleware(app, security.token, open_paths)
         # Before the token is checked: a page of another site gets the same answer whether it knows the token or not.
         checked = HostCheck(authenticated, allowed)
         self._app = PrefixMiddleware(checked, path) if path else checked

@@ -259,7 +259,8 @@ async def _check_token_reaches(client: ServerClient, agents: Iterable[str]) -> N
     for name in agents:
         if client.withholds_token(await client.url(name)):
             try:
-                await client.get(name, "/readyz")
+                # Not a probe's path, which needs no token.
+                await client.get(name, "/health")
             except Failed as error:
                 # An agent that does not answer now may answer when the rows are sent.
                 if error.kind == "server_unauthorized":

@@ -1,8 +1,9 @@
-"""Every route of every server requires the token, gymsdk's clients send it, and no output contains it."""
+"""Every route but the probes requires the token, gymsdk's clients send it, and no output contains it."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import re
 from collections.abc import Iterator
@@ -112,8 +113,8 @@ async def statuses(requests: list[tuple[str, str]], headers: dict[str, str]) -> 
 
 
 @pytest.mark.slow
-async def test_every_route_of_every_server_requires_the_token(servers):
-    requests = list_requests(servers)
+async def test_every_route_of_every_server_but_the_probes_requires_the_token(servers):
+    requests = [request for request in list_requests(servers) if httpx.URL(request[1]).path not in auth.PROBE_PATHS]
     paths = {"/seed_session", "/verify", "/run", "/v1/responses", "/mcp", "/metrics", "/docs", "/openapi.json"}
     assert paths | {"/nodes/some", "/stats"} <= {httpx.URL(url).path for _, url in requests}
     for headers in WRONG_HEADERS[:3]:
@@ -122,6 +123,26 @@ async def test_every_route_of_every_server_requires_the_token(servers):
     found = await statuses(requests, GOOD_HEADERS[0])
     assert {key: status for key, status in found.items() if status == 401 or status >= 500} == {}
     assert len(found) > 100
+
+
+@pytest.mark.parametrize("health_token", [False, True])
+async def test_probes_learn_a_status_alone_without_the_token(counter, health_token):
+    """Neither the kubelet nor a load balancer can send a token."""
+    async with serve_secured(counter(), Security(token=TOKEN, health_token=health_token)) as servers:
+        urls = [servers.head, *servers.urls.values()]
+        async with httpx.AsyncClient() as client:
+            for url, path in itertools.product(urls, ("/livez", "/readyz")):
+                answer = await client.get(url + path)
+                assert answer.status_code == (401 if health_token else 200)
+                if not health_token:
+                    assert answer.json() == {"status": "ok"}
+                    assert answer.headers.keys() <= {"content-length", "content-type", "date", "x-request-id"}
+                assert (await client.get(url + path, headers=WRONG_HEADERS[1])).status_code == 401
+                assert (await client.get(url + path, headers=GOOD_HEADERS[0])).status_code == 200
+            others = [("POST", "/readyz"), ("GET", "/"), ("GET", "/health"), ("GET", "/healthz"), ("GET", "/readyz/")]
+            others += [("GET", "/ng-rollout/r/readyz"), ("GET", "//readyz"), ("GET", "/metrics")]
+            answers = [await client.request(verb, url + path) for url in urls for verb, path in others]
+            assert {answer.status_code for answer in answers} == {401}
 
 
 async def test_anything_but_the_token_is_rejected_and_the_token_may_be_in_either_header(servers):
