@@ -66,11 +66,14 @@ a corpus. They take three quarters of the time of all tests. `.ci/run` runs one 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of the long set as slow."""
+    """Mark the tests of the long set as slow, and those that look at pages in Chromium as tests in a browser."""
     prefixes = tuple(str(config.rootpath / prefix) for prefix in SLOW)
     for item in items:
         if str(item.path).startswith(prefixes):
             item.add_marker(pytest.mark.slow)
+        # Playwright leaves an event loop running in its thread, on which no later test could run its own.
+        if "chromium" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.browser)
 
 
 def pytest_collection_finish() -> None:
