@@ -204,7 +204,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             file.seek(len(BOM) if file.read(len(BOM)) == BOM else 0)
             yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
     except OSError as error:
-        raise BadRow(f"{shorten_path(path)}: {error.strerror or error}; name a JSONL file that can be read") from None
+        raise BadRow(f"{shorten_path(path)}: {error.strerror or error}; name a JSONL file that can be read") from error
 
 
 def parse_row(line: bytes, *, where: str) -> Row:

@@ -332,8 +332,9 @@ class RunFolder:
         try:
             about = jsonl.parse_json(self.run.read_bytes())
             return {**about, "settings": dict(about["settings"]), "resumed": list(about["resumed"])}
-        except (OSError, ValueError, KeyError, TypeError):
-            raise BadOutput(f"{shorten_path(self.run)} is missing or unreadable; start over with --overwrite") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            message = f"{shorten_path(self.run)} is missing or unreadable; start over with --overwrite"
+            raise BadOutput(message) from error
 
     def _get_open_file(self, path: Path) -> FileIO:
         if path not in self._open:

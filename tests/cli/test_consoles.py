@@ -122,17 +122,19 @@ def test_a_removed_working_folder_is_named(folder: Path) -> None:
 def test_a_folder_may_be_removed_while_a_run_plays(start: Start, workdir: Path, tmp_path: Path, removed: str) -> None:
     output = tmp_path / "run"
     process = start(
-        "rollout", "sums", "--limit", "40", "--concurrency", "1", "--model", "scripted/oracle", "-o", output
+        "rollout", "sums", "--limit", "1000", "--concurrency", "1", "--model", "scripted/oracle", "-o", output
     )
     deadline = time.monotonic() + 60
-    while not (output / "run.json").exists() and time.monotonic() < deadline:
+    # Before its first line, the run is still preparing: it then exits with 2.
+    while not (lines := output / "rollouts.jsonl").exists() or not lines.stat().st_size:
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     shutil.rmtree(workdir if removed == "working" else output)
     _, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
     if removed == "working":
         assert process.returncode == 0, errors
-        assert len((output / "rollouts.jsonl").read_text().splitlines()) == 40
+        assert len((output / "rollouts.jsonl").read_text().splitlines()) == 1000
     else:
         assert process.returncode == 1
         assert f"Error: {output} has been removed while the run was writing to it" in errors
