@@ -37,15 +37,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LIMITS = {
     "modules": 311,
-    "code lines": 50_660,
+    "code lines": 50_680,
     "code lines of gymsdk/cli": 4_465,
     "code lines of gymsdk/config": 2_625,
-    "private functions used once, in %": 21.5,
+    "private functions used once, in %": 21.6,
     "module constants per 1,000 code lines": 28.7,
     "modules that know the key of a stored line": 4,
     "modules that name token_interface": 4,
     "options declared by hand": 46,
-    "code lines of tests": 51_205,
+    "code lines of tests": 51_240,
     "words of docs": 45_000,
     # The numbers of files and moves differ a little from run to run, those of a server most.
     "play: files": 14,
