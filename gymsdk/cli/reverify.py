@@ -138,8 +138,11 @@ async def _reverify_run(run: StoredRun, results: _Results, chosen: _Options) -> 
     from gymsdk.rollouts.reverify import build_remote_judge, has_judges, list_sessionless, list_wanted, open_local_judge
 
     if chosen.head is None:
-        async with open_local_judge(run, options.parse_settings(run.list_environments(), chosen.settings)) as judge:
-            await _judge_cases(run, judge, results, chosen)
+        # Once: the names of the environments stand on the lines of the run.
+        settings = options.parse_settings(run.list_environments(), chosen.settings)
+        named = {name for name, overrides in settings.items() if "grader" in overrides}
+        async with open_local_judge(run, settings) as judge:
+            await _judge_cases(run, judge, results, chosen, named)
         return
     if chosen.settings:
         raise UsageError(f"--set {chosen.settings[0]}: running servers have their settings already; leave out --set")
@@ -147,10 +150,11 @@ async def _reverify_run(run: StoredRun, results: _Results, chosen: _Options) -> 
     judges = await asyncio.to_thread(list_wanted, run)
     servers = await fetch_servers(chosen.head, lambda results: has_judges(results, judges))
     results.unsure = await list_sessionless(servers, run, force=chosen.out.force)
-    await _judge_cases(run, build_remote_judge(servers), results, chosen)
+    await _judge_cases(run, build_remote_judge(servers), results, chosen, set())
 
 
-async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, chosen: _Options) -> None:
+async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, chosen: _Options, named: set[str]) -> None:
+    """Judge the rollouts again; the options name the grader of the environments *named*."""
     from contextlib import aclosing, nullcontext
     from itertools import islice
 
@@ -158,8 +162,7 @@ async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, chosen: 
     from gymsdk.rollouts.tasks import AtomicRowWriter
     from gymsdk.sockets import count_affordable
 
-    settings, out = options.parse_settings(run.list_environments(), chosen.settings), chosen.out
-    named = {name for name, overrides in settings.items() if "grader" in overrides}
+    out = chosen.out
     # Without descriptors, a verification fails, and its rollout would be listed without a reward.
     concurrency = min(chosen.concurrency, count_affordable(2))
     rejudgements = reverify(islice(run.iter_rollouts(), chosen.limit), judge, concurrency=concurrency)
