@@ -125,8 +125,8 @@ def test_a_folder_may_be_removed_while_a_run_plays(start: Start, workdir: Path, 
         "rollout", "sums", "--limit", "1000", "--concurrency", "1", "--model", "scripted/oracle", "-o", output
     )
     deadline = time.monotonic() + 60
-    # Before its first line, the run is still preparing: it then exits with 2.
-    while not (lines := output / "rollouts.jsonl").exists() or not lines.stat().st_size:
+    # As early as possible: the run must also say so if it misses the folder while it starts.
+    while not (output / "run.json").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     shutil.rmtree(workdir if removed == "working" else output)
