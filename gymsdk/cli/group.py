@@ -99,7 +99,7 @@ class _LazyCommands(dict[str, Any]):
     """The commands of a group by name; a lazy command is loaded when it is read."""
 
     def __getitem__(self, name: str) -> Any:
-        # Loaded only now: with the modules of all commands, `gymsdk --help` takes 0.24 s of CPU instead of 0.15 s.
+        # Loaded only now: with the modules of all commands, `gymsdk --help` takes 0.20 s of CPU instead of 0.11 s.
         command = super().__getitem__(name)
         if isinstance(command, LazyCommand):
             self[name] = command = command.load(name)
