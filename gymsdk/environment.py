@@ -507,7 +507,7 @@ def _get_tool_name(action: Action) -> str:
 
 
 def _get_content(action: Action) -> Hashable:
-    """Return what tells an action from others of its tool; an agent may have sent a call without its nulls."""
+    """Return the content by which an action differs from others of its tool; an agent may leave out nulls."""
     if isinstance(action, Message):
         return action.text
     try:
@@ -634,7 +634,7 @@ def _locate_model_error(name: str, role: str, error: UsageError) -> UsageError:
 def _convert_validation_error(
     name: str, kind: type[Config], error: ValidationError, reported: Collection[str]
 ) -> list[UsageError]:
-    """Return the errors in the settings as one error, without those that are *reported* already; empty without any."""
+    """Return the errors in settings that are not *reported* yet, as one error in a list; the list may be empty."""
     details = [
         (detail, path, message)
         for detail, (path, message) in zip(error.errors(), list_setting_errors(error), strict=True)

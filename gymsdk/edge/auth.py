@@ -47,7 +47,7 @@ HEALTH_CHECK_PATHS = frozenset({*HEALTH_PATHS, "/readyz"})
 
 
 PROBE_PATHS = frozenset({"/livez", "/readyz"})
-"""The paths for probes of Kubernetes and of load balancers, which can send no token. They answer a status alone."""
+"""The paths for probes of Kubernetes and of load balancers, which can send no token. They answer only a status."""
 
 
 class AuthMiddleware:
